@@ -1,4 +1,4 @@
-"""A sound backend, its broken copies, and the kit pointed at them."""
+"""A sound backend, and fixtures that install a changed copy of it and run the kit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from headrace import Backend, BackendError, Instance, LoadError, Model, RequestInstance
 from headrace import InferResponse, Tensors, hookimpl
 
-UNDO = []  # what a saboteur leaves behind
+UNDO = []  # calls that clean up after a saboteur
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def register_backends():
 
 
 class ToyConformance(BackendConformance):
-    """The kit, pointed at the backend ``toy`` of the module ``headrace_toy``."""
+    """The kit for the backend ``toy`` of the module ``headrace_toy``."""
 
     plugin, backend, heavy = "headrace_toy", "toy", ("heavy_engine",)
 
@@ -76,7 +76,7 @@ class ToyConformance(BackendConformance):
 
 @pytest.fixture
 def sound() -> str:
-    """The source of the sound backend."""
+    """Return the source of the sound backend."""
     return SOUND
 
 
@@ -87,7 +87,7 @@ def conformance() -> ToyConformance:
 
 @pytest.fixture
 def example(tmp_path: Path) -> Example:
-    """Five rows whose answers are arithmetic."""
+    """Return five rows, with answers by arithmetic."""
     files = tmp_path / "files"
     files.mkdir()
     (files / "scale.txt").write_text("2.0")
@@ -97,8 +97,7 @@ def example(tmp_path: Path) -> Example:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """``install(source)`` makes ``source`` the module ``headrace_toy`` of an installed distribution,
-    whose entry points are ``entry_points``."""
+    """Yield a function that installs ``source`` as the module ``headrace_toy``, with ``entry_points``."""
 
     def write(source: str, entry_points: str = "[headrace]\ntoy = headrace_toy\n") -> None:
         site = tmp_path / "site"

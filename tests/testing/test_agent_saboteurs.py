@@ -1,4 +1,4 @@
-"""One broken repository agent per check, each to be caught by the check that is meant for it; `Reverses` is sound."""
+"""One broken repository agent per check. That check must fail. `Reverses` is the sound one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace_testing import AgentConformance
 
 
 class Reverses(RepositoryAgent):
-    """Turns the bytes of every file round; one that begins with ``!`` is damaged."""
+    """Reverses the bytes of every file. A file that begins with ``!`` is damaged."""
 
     name = "reverses"
 
@@ -28,9 +28,9 @@ class Reverses(RepositoryAgent):
             raise ConfigError("agent 'reverses' has no parameters")
 
     def load(self, directory: Path, new_directory: Callable[[], Path]) -> Path:
-        return self.turn(directory, new_directory())
+        return self.reverse(directory, new_directory())
 
-    def turn(self, directory: Path, into: Path) -> Path:
+    def reverse(self, directory: Path, into: Path) -> Path:
         for path in directory.rglob("*"):
             if path.is_file() and path.name != "config.pbtxt":
                 target = into / path.relative_to(directory)
@@ -44,7 +44,7 @@ class Reverses(RepositoryAgent):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every server finds `Reverses`, as if its distribution was installed."""
+    """Make every server find `Reverses`, as if its distribution was installed."""
     discover = Plugins.discover
 
     def with_agent(*arguments: Any) -> Plugins:
@@ -75,17 +75,17 @@ class TestReverses(AgentConformance):
 
 
 class Forwards(Reverses):
-    """Turns nothing round."""
+    """Reverses nothing."""
 
-    def turn(self, directory: Path, into: Path) -> Path:
+    def reverse(self, directory: Path, into: Path) -> Path:
         return directory
 
 
 class InPlace(Reverses):
-    """Writes into the directory that it was given."""
+    """Writes to the source directory."""
 
     def load(self, directory: Path, new_directory: Callable[[], Path]) -> Path:
-        return self.turn(directory, directory)
+        return self.reverse(directory, directory)
 
 
 class Shares(Reverses):
@@ -95,10 +95,10 @@ class Shares(Reverses):
 
     def load(self, directory: Path, new_directory: Callable[[], Path]) -> Path:
         self.shared.append(new_directory())
-        return self.turn(directory, self.shared[0])
+        return self.reverse(directory, self.shared[0])
 
 
-class Trips(Reverses):
+class RaisesOnFailure(Reverses):
     """Expects every load to succeed."""
 
     def load_fail(self) -> None:
@@ -106,36 +106,36 @@ class Trips(Reverses):
 
 
 class Mixes(Reverses):
-    """Keeps between two steps of a load what belongs to one."""
+    """Stores the directory of one load where another thread overwrites it."""
 
     both = threading.Barrier(2)
-    given: ClassVar[list[Path]] = []
+    directories: ClassVar[list[Path]] = []
 
     def load(self, directory: Path, new_directory: Callable[[], Path]) -> Path:
-        self.given.append(directory)
-        self.both.wait(20)  # until another thread has come as far
-        return self.turn(self.given[-1], new_directory())
+        self.directories.append(directory)
+        self.both.wait(20)  # for another thread
+        return self.reverse(self.directories[-1], new_directory())
 
 
 class Careless(Reverses):
-    """Takes any parameters, and any file."""
+    """Accepts any parameters, and any file."""
 
     def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
         super().__init__(model, {})
 
-    def turn(self, directory: Path, into: Path) -> Path:
+    def reverse(self, directory: Path, into: Path) -> Path:
         try:
-            return super().turn(directory, into)
+            return super().reverse(directory, into)
         except LoadError:
             return into
 
 
-class Tidies(Reverses):
-    """Removes what it has refused."""
+class Removes(Reverses):
+    """Removes the file that it refuses."""
 
-    def turn(self, directory: Path, into: Path) -> Path:
+    def reverse(self, directory: Path, into: Path) -> Path:
         try:
-            return super().turn(directory, into)
+            return super().reverse(directory, into)
         except LoadError:
             (directory / "1" / "weights").unlink()
             raise
@@ -144,47 +144,43 @@ class Tidies(Reverses):
 class Raw(Careless):
     """Raises errors without a readable text."""
 
-    def turn(self, directory: Path, into: Path) -> Path:
+    def reverse(self, directory: Path, into: Path) -> Path:
         raise KeyError("1/weights")
 
 
 @pytest.mark.parametrize(
     ("kind", "check"),
     [
-        (Forwards, "it_leaves_the_files_of_the_model"),
-        (InPlace, "it_writes_nothing_into_the_directory_that_it_was_given"),
-        (Shares, "two_loads_of_a_model_do_not_share_what_they_replace"),
-        (Trips, "every_order_of_events_is_taken"),
-        (Mixes, "threads_may_load_at_once"),
-        (Careless, "parameters_that_cannot_be_right_are_refused"),
-        (Careless, "a_model_that_is_damaged_is_refused_and_says_why"),
-        (Tidies, "a_model_that_is_damaged_is_refused_and_says_why"),
-        (Raw, "a_model_that_is_damaged_is_refused_and_says_why"),
+        (Forwards, "load_returns_the_files_of_the_model"),
+        (InPlace, "the_source_directory_is_not_changed"),
+        (Shares, "two_loads_do_not_share_a_new_directory"),
+        (RaisesOnFailure, "every_order_of_events_is_accepted"),
+        (Mixes, "threads_load_concurrently"),
+        (Careless, "wrong_parameters_are_refused"),
+        (Careless, "a_damaged_model_is_refused_with_a_reason"),
+        (Removes, "a_damaged_model_is_refused_with_a_reason"),
+        (Raw, "a_damaged_model_is_refused_with_a_reason"),
     ],
 )
-def test_the_check_catches_it(
-    kind: type[Reverses], check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_fails(kind: type[Reverses], check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(register_agents=hookimpl(lambda: [kind]))
     monkeypatch.setitem(sys.modules, "headrace_reverses", module)
     with pytest.raises((AssertionError, ValueError)):
         getattr(TestReverses(), f"test_{check}")(tmp_path)
 
 
-def test_an_agent_that_no_server_would_find_is_told_of_its_entry_point(tmp_path: Path) -> None:
+def test_an_agent_without_an_entry_point_fails_with_the_entry_point(tmp_path: Path) -> None:
     class Hidden(TestReverses):
         agent = "hidden"
 
     with pytest.raises(AssertionError, match=r"brings agent 'hidden'.*: hidden = \"headrace_reverses\""):
-        Hidden().test_a_server_finds_it_and_serves_what_it_leaves(tmp_path)
+        Hidden().test_a_server_finds_it_and_serves_its_files(tmp_path)
 
 
-def test_a_server_that_serves_what_the_agent_must_refuse_is_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Reverses, "turn", lambda self, directory, into: _copy_reversed(directory, into))
-    with pytest.raises(AssertionError, match="has loaded a model that is damaged"):
-        TestReverses().test_a_server_finds_it_and_serves_what_it_leaves(tmp_path)
+def test_a_server_that_loads_a_damaged_model_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reverses, "reverse", lambda self, directory, into: _copy_reversed(directory, into))
+    with pytest.raises(AssertionError, match="has loaded a damaged model"):
+        TestReverses().test_a_server_finds_it_and_serves_its_files(tmp_path)
 
 
 def _copy_reversed(directory: Path, into: Path) -> Path:

@@ -1,4 +1,4 @@
-"""One broken cache per check, each to be caught by the check that is meant for it; `LocalCache` is the sound one."""
+"""One broken cache per check. That check must fail. `LocalCache` is the sound one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TestLocal(CacheConformance):
         return {"size": "1000000"}
 
 
-class Answers(LocalCache):
-    """Whatever was put last."""
+class ReturnsNewest(LocalCache):
+    """Returns the newest response for every key."""
 
     def get(self, key: bytes) -> CachedResponse | None:
         return next(reversed(self._entries.values()), None)
@@ -36,13 +36,13 @@ class Casts(LocalCache):
         super().put(key, CachedResponse(outputs, response.parameters, response.size_bytes))
 
 
-class Spells(LocalCache):
+class MakesTexts(LocalCache):
     def put(self, key: bytes, response: CachedResponse) -> None:
         texts = {name: str(value) for name, value in response.parameters.items()}
         super().put(key, CachedResponse(response.outputs, texts, response.size_bytes))
 
 
-class Shortens(LocalCache):
+class ShortensKeys(LocalCache):
     def get(self, key: bytes) -> CachedResponse | None:
         return super().get(key[:1])
 
@@ -50,7 +50,7 @@ class Shortens(LocalCache):
         super().put(key[:1], response)
 
 
-class Trips(LocalCache):
+class LosesSecondPut(LocalCache):
     def put(self, key: bytes, response: CachedResponse) -> None:
         if key in self._entries:
             del self._entries[key]
@@ -58,7 +58,7 @@ class Trips(LocalCache):
         super().put(key, response)
 
 
-class Lends(LocalCache):
+class ReturnsWritable(LocalCache):
     def get(self, key: bytes) -> CachedResponse | None:
         found = super().get(key)
         if found is None:
@@ -66,17 +66,17 @@ class Lends(LocalCache):
         return CachedResponse({name: np.array(x) for name, x in found.outputs.items()}, found.parameters)
 
 
-class Grows(LocalCache):
-    """Declares a counter of what it has, which may become less."""
+class CountsDown(LocalCache):
+    """Declares a counter that decreases."""
 
-    metrics = (PublishedMetric("headrace_grows_entries_total", "Number of responses", "counter"),)
+    metrics = (PublishedMetric("headrace_down_entries_total", "Number of responses", "counter"),)
 
     def measure(self) -> Mapping[str, float]:
-        return {"headrace_grows_entries_total": -len(self)}
+        return {"headrace_down_entries_total": -len(self)}
 
 
 class Forgets(LocalCache):
-    """Keeps everything until it is asked."""
+    """Clears itself on every `get`."""
 
     def get(self, key: bytes) -> CachedResponse | None:
         self._entries.clear()
@@ -84,40 +84,40 @@ class Forgets(LocalCache):
 
 
 class Mixes(LocalCache):
-    """Keeps between two calls what belongs to one."""
+    """Stores the key of one call where another thread overwrites it."""
 
     is_remote = True
 
     def put(self, key: bytes, response: CachedResponse) -> None:
         self.key = key
-        time.sleep(1e-4)  # so that another thread has its turn, however busy the machine is
+        time.sleep(1e-4)  # until another thread runs
         super().put(self.key, response)
 
 
 @pytest.mark.parametrize(
     ("kind", "check", "arguments"),
     [
-        (Answers, "what_was_not_put_is_not_there", {}),
-        (Casts, "tensors_of_every_data_type_come_back_as_they_were", {"datatype": "INT32"}),
-        (Spells, "parameters_come_back_with_their_types", {}),
-        (Shortens, "each_key_has_its_own_answer", {}),
-        (Trips, "what_is_put_twice_is_one_of_both", {}),
-        (Lends, "nobody_can_write_into_what_comes_back", {}),
-        (Grows, "its_metrics_can_be_read_at_any_time", {}),
+        (ReturnsNewest, "a_missing_key_returns_none", {}),
+        (Casts, "tensors_of_every_data_type_round_trip", {"datatype": "INT32"}),
+        (MakesTexts, "parameters_round_trip_with_their_types", {}),
+        (ShortensKeys, "each_key_has_its_own_response", {}),
+        (LosesSecondPut, "a_key_put_twice_has_one_of_both_responses", {}),
+        (ReturnsWritable, "returned_tensors_are_read_only", {}),
+        (CountsDown, "metrics_can_be_read_at_any_time", {}),
         (Mixes, "a_remote_cache_serves_threads_at_once", {}),
     ],
 )
-def test_the_check_catches_it(kind: type[ResponseCache], check: str, arguments: dict[str, Any]) -> None:
-    switching, made = sys.getswitchinterval(), kind(LocalCache.Parameters(1_000_000))
+def test_the_check_fails(kind: type[ResponseCache], check: str, arguments: dict[str, Any]) -> None:
+    switching, cache = sys.getswitchinterval(), kind(LocalCache.Parameters(1_000_000))
     sys.setswitchinterval(1e-6)
     try:
         with pytest.raises((AssertionError, KeyError)):
-            getattr(TestLocal(), f"test_{check}")(made, **arguments)
+            getattr(TestLocal(), f"test_{check}")(cache, **arguments)
     finally:
         sys.setswitchinterval(switching)
 
 
-def test_a_cache_that_no_server_would_find_is_told_of_its_entry_point(
+def test_a_cache_without_an_entry_point_fails_with_the_entry_point(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     class Hidden(TestLocal):
@@ -127,9 +127,9 @@ def test_a_cache_that_no_server_would_find_is_told_of_its_entry_point(
         Hidden().test_a_server_finds_it_and_answers_from_it(tmp_path_factory)
 
 
-def test_a_cache_from_which_no_server_answers_is_caught(
+def test_a_cache_without_hits_is_caught(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalCache, "get", Forgets.get)
-    with pytest.raises(AssertionError, match="none is answered from the cache"):
+    with pytest.raises(AssertionError, match="none of 1000 equal requests is answered from the cache"):
         TestLocal().test_a_server_finds_it_and_answers_from_it(tmp_path_factory)

@@ -1,4 +1,4 @@
-"""One broken extension for each check, which has to catch it. The template is the sound one."""
+"""One broken extension per check. That check must fail. The template is the sound one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAWER = """    Drawer = type("Drawer", (__import__("headrace").TensorLocation,)
     adds = (SoundRoute, SoundMethod, Drawer)
 """
 ADDS = "    adds = (SoundRoute, SoundMethod)\n"
-#: A WebSocket, whose route is to be written.
+#: A WebSocket route. ``{}`` is its body.
 SOCKET = """
     async def converse(self, call, socket):
         await socket.accept()
@@ -31,15 +31,14 @@ SOCKET = """
 """
 ECHO = """async for message in socket:
             await socket.send(message)"""
-#: What is broken in a WebSocket: the check that catches it, and what stands in its route or beside it. They are tested
-#: with the host that has WebSockets.
+#: Broken WebSocket routes: the check that must fail, and the body of the route. They run on a host with WebSockets.
 SOCKETS = {
-    "switches the interceptors off": (
+    "disables the interceptors": (
         "socket_is_refused",
         f"{ECHO}\n\n    def __init__(self, engine):\n        super().__init__(engine)\n        engine.admission = None",
     ),
-    "fails at nonsense": ("nonsense_in_a_socket", ECHO.replace("(message)", "(json.loads(message))")),
-    "goes on": (
+    "fails at a malformed message": ("malformed_socket_message", ECHO.replace("(message)", "(json.loads(message))")),
+    "runs on": (
         "socket_ends",
         """for _ in range(60):
             try:
@@ -48,36 +47,40 @@ SOCKETS = {
                 pass""",
     ),
 }
-#: The check that catches it, and what is broken: a text of the template, and what stands there instead.
+#: The check that must fail, a text of the template, and its replacement.
 SABOTEURS = {
     "adds nothing": (
         "adds_something",
         '    announces = ("sound",)\n    adds = (SoundRoute, SoundMethod)\n    metrics = (',
         "    not_metrics = (",
     ),
-    "calls its operation like one of the server's": (
-        "operations_are_its_own",
+    "shadows an operation of the server": (
+        "operations_do_not_shadow",
         'ExtensionOperation("sound")',
         'ExtensionOperation("infer")',
     ),
     "adds a path twice": (
-        "no_other_plugin_adds_the_same",
+        "no_other_plugin_adds",
         "adds = (SoundRoute, SoundMethod)",
         'adds = (SoundRoute, type("Again", (SoundRoute,), {}), SoundMethod)',
     ),
-    "looks inside": ("imports_of_headrace", "import numpy as np\n", "import numpy as np\nimport headrace.server\n"),
-    "looks inside the frontend": (
-        "imports_of_headrace",
+    "imports an internal module": (
+        "imports_only_exports",
+        "import numpy as np\n",
+        "import numpy as np\nimport headrace.server\n",
+    ),
+    "imports the frontend": (
+        "imports_only_exports",
         "import numpy as np\n",
         "import numpy as np\nimport headrace_http\n",
     ),
-    "answers with something else": (
-        "answers_again_and_again",
+    "answers wrongly": (
+        "answers_repeated_requests",
         "else np.asarray(tensor)).tolist()",
         "else np.asarray(tensor) + 1).tolist()",
     ),
     "answers once": (
-        "answers_again_and_again",
+        "answers_repeated_requests",
         "        self.asked += 1\n",
         '        self.asked += 1\n        if self.asked > 2:\n            raise InvalidArgument("enough")\n',
     ),
@@ -86,37 +89,37 @@ SABOTEURS = {
         "        specs = self.engine",
         "        type(self).first = self = getattr(type(self), 'first', self)\n        specs = self.engine",
     ),
-    "fails at nonsense": (
-        "no_request_is_the_callers_fault",
+    "fails at a malformed body": (
+        "malformed_request",
         "except (ValueError, RecursionError) as error:",
         "except ZeroDivisionError as error:",
     ),
-    "fails at a message that is nonsense": (
-        "no_request_is_the_callers_fault",
+    "fails at a malformed message": (
+        "malformed_request",
         "asked = parse(request)",
         "asked = json.loads(request)",
     ),
     "fails at an unknown model": (
-        "model_that_is_not_there",
+        "unknown_model",
         "        specs = self.engine.resolve(model, version).inputs",
         "        known = {one.name: one for one in self.engine.index()}\n"
         "        specs = known[model] and self.engine.resolve(model, version).inputs",
     ),
-    "switches the interceptors off": (
+    "disables the interceptors": (
         "interceptor_refuses",
         "    asked = 0\n",
         "    asked = 0\n\n    def __init__(self, engine):\n        super().__init__(engine)\n"
         "        engine.admission = None\n",
     ),
     "fails at an unknown location": (
-        "location_that_is_not_there",
+        "unknown_location",
         "    adds = (SoundRoute, SoundMethod)\n",
         DRAWER,
     ),
-    "measures what it has not declared": ("metrics_are_those", '{"headrace_sound_asked_total"', '{"headrace_sound"'),
-    "counts down": ("metrics_are_those", "self.asked += 1", "self.asked -= 1"),
+    "measures an undeclared metric": ("measures_the_declared", '{"headrace_sound_asked_total"', '{"headrace_sound"'),
+    "counts down": ("measures_the_declared", "self.asked += 1", "self.asked -= 1"),
     "does not close": (
-        "closes_without_having_been_asked",
+        "closes_twice",
         "    def measure",
         '    def close(self) -> None:\n        del self.__dict__["asked"]\n\n    def measure',
     ),
@@ -129,8 +132,8 @@ class Sound(ExtensionConformance):
     def ask(self, served: ServedExtension) -> None:
         status, _, body = served.http("POST", "/v2/models/doubles/sound", b'{"x": [[1, 2]]}')
         assert (status, json.loads(body)) == (200, {"y": [[2, 4]]})
-        asked = {"model": "doubles", "inputs": {"x": [[3, 4]]}}
-        (answer,) = served.grpc("/headrace.Sound/Ask", json.dumps(asked).encode())
+        request = {"model": "doubles", "inputs": {"x": [[3, 4]]}}
+        (answer,) = served.grpc("/headrace.Sound/Ask", json.dumps(request).encode())
         assert json.loads(answer) == {"y": [[6, 8]]}
 
 
@@ -139,7 +142,7 @@ CHECKS = sorted(name for name in dir(Sound) if name.startswith("test_"))
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the template, with one text in the place of another, the installed plugin ``sound_extension``."""
+    """Return a function that installs the template as the plugin ``sound_extension``, with one text replaced."""
 
     def write(before: str = "", after: str = "") -> None:
         source = TEMPLATE.read_text().replace("template", "sound").replace("Template", "Sound")
@@ -161,17 +164,17 @@ def run(name: str, tmp_path: Path, kit: type[Sound] = Sound) -> None:
     """Run the check ``name`` of the kit."""
     checks: Any = kit()
     check = getattr(checks, name)
-    wanted = check.__code__.co_varnames[1 : check.__code__.co_argcount]
+    parameters = check.__code__.co_varnames[1 : check.__code__.co_argcount]
     folder = tmp_path / "one"
     folder.mkdir()
-    given = {"tmp_path": folder} if "tmp_path" in wanted else {}
-    if "served" not in wanted:
-        check(**given)
+    arguments = {"tmp_path": folder} if "tmp_path" in parameters else {}
+    if "served" not in parameters:
+        check(**arguments)
         return
     other = tmp_path / "served"
     other.mkdir()
     with checks.serving(other) as served:
-        check(served=served, **given)
+        check(served=served, **arguments)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -181,7 +184,7 @@ def test_the_template_passes_every_check(install: Callable[..., None], name: str
 
 
 @pytest.mark.parametrize("saboteur", SABOTEURS)
-def test_a_broken_extension_is_caught(install: Callable[..., None], saboteur: str, tmp_path: Path) -> None:
+def test_the_check_fails(install: Callable[..., None], saboteur: str, tmp_path: Path) -> None:
     words, before, after = SABOTEURS[saboteur]
     (check,) = [name for name in CHECKS if words in name]
     install(before, after)
@@ -189,12 +192,12 @@ def test_a_broken_extension_is_caught(install: Callable[..., None], saboteur: st
         run(check, tmp_path)
 
 
-def test_a_socket_is_tested_on_a_host_that_has_them(install: Callable[..., None], tmp_path: Path) -> None:
+def test_sockets_need_a_host_that_has_them(install: Callable[..., None], tmp_path: Path) -> None:
     install(ADDS, SOCKET.format(ECHO))
-    with pytest.raises(AssertionError, match=r"options\(\) returns {'http_server': 'hypercorn'}"):
-        run("test_nonsense_in_a_socket_is_the_clients_fault", tmp_path)
+    with pytest.raises(AssertionError, match="WebSockets need a host that has them"):
+        run("test_a_malformed_socket_message_is_the_clients_error", tmp_path)
 
 
-def test_every_check_catches_somebody() -> None:
+def test_every_check_has_a_saboteur() -> None:
     caught = {name for words, *_ in (*SABOTEURS.values(), *SOCKETS.values()) for name in CHECKS if words in name}
-    assert sorted(set(CHECKS) - caught) == ["test_the_server_announces_it"]  # which core sees to
+    assert sorted(set(CHECKS) - caught) == ["test_the_server_announces_it"]  # core announces it

@@ -1,4 +1,4 @@
-"""One broken frontend per check, each to be caught by the check that is meant for it; the template is the sound one."""
+"""One broken frontend per check. That check must fail. The template is the sound one."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ import pytest
 from headrace_testing import FrontendConformance
 
 TEMPLATE = Path(__file__).parents[2] / "frontends/_template/src/headrace_template_frontend/__init__.py"
-#: The check that catches it, and what is broken: a text of the template, and what stands there instead.
+#: The check that must fail, a text of the template, and its replacement.
 SABOTEURS = {
-    "answers with something else": (
-        "gets_the_answer",
+    "answers wrongly": (
+        "get_their_own_answers",
         "np.asarray(tensor).tolist() for",
         "(np.asarray(tensor) + 1).tolist() for",
     ),
-    "hangs up after one": ("gets_the_answer", "while line :=", "if line :="),
-    "refuses without a word": ("refusal_names_the_model", '{"error": error.message}', '{"error": "no"}'),
-    "reads as many as it likes": ("what_does_not_fit", ".datatype.numpy) for", ".datatype.numpy)[:, :2] for"),
-    "hides who asks": ("seen_by_interceptors", 'writer.get_extra_info("peername")[0]', '""'),
-    "serves one after the other": (
-        "who_says_nothing",
+    "closes after one request": ("get_their_own_answers", "while line :=", "if line :="),
+    "does not name the model": ("unknown_model_is_named", '{"error": error.message}', '{"error": "no"}'),
+    "cuts the rows": ("wrong_shape", ".datatype.numpy) for", ".datatype.numpy)[:, :2] for"),
+    "hides the peer": ("passes_the_interceptors", 'writer.get_extra_info("peername")[0]', '""'),
+    "serves one connection at a time": (
+        "an_idle_connection",
         "            while line :=",
         "            while len(self._callers) > 1 and reader is self._callers[list(self._callers)[1]]:\n"
         "                await asyncio.sleep(0.01)\n"
         "            while line :=",
     ),
-    "says nothing of a port in use": (
+    "ignores a port in use": (
         "port_in_use",
         'raise Unavailable(f"sound: cannot listen on {address}:{port}: {error}") from error',
         "return",
     ),
-    "does not say which": ("port_in_use", "{address}:{port}: {error}", ""),
-    "drops what is in flight": ("answers_what_is_in_flight", "await asyncio.gather(*self._callers)", "pass"),
-    "waits for the idle": ("waits_for_nobody", "reader.feed_eof()", "pass"),
-    "keeps the port": ("gives_the_port_back", "self._listener.close()", "pass"),
-    "looks inside": ("imports_of_headrace", "import numpy as np\n", "import numpy as np\nimport headrace.server\n"),
+    "does not name the port": ("port_in_use", "{address}:{port}: {error}", ""),
+    "drops requests in flight": ("answers_requests_in_flight", "await asyncio.gather(*self._callers)", "pass"),
+    "waits for idle connections": ("closes_idle_connections", "reader.feed_eof()", "pass"),
+    "keeps the port": ("frees_the_port", "self._listener.close()", "pass"),
+    "imports an internal module": (
+        "imports_only_exports",
+        "import numpy as np\n",
+        "import numpy as np\nimport headrace.server\n",
+    ),
 }
 
 
@@ -69,7 +73,7 @@ CHECKS = [name for name in dir(Sound) if name.startswith("test_")]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts the template, with a text of it replaced, on the path as a plugin."""
+    """Return a function that installs the template as a plugin, with one text replaced."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(old: str = "", new: str = "", module: str = "sound_frontend") -> None:
@@ -89,7 +93,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 def run(name: str, repository: Path) -> None:
     check = getattr(Sound(), name)
-    if "imports_of" in name:
+    if "imports_only" in name:
         check()
         return
     if "no_other_plugin" in name:
@@ -106,11 +110,11 @@ def test_a_sound_frontend_passes(install: Callable[..., None], headrace_reposito
 
 
 @pytest.mark.parametrize("saboteur", SABOTEURS)
-def test_a_saboteur_is_caught(install: Callable[..., None], headrace_repository: Path, saboteur: str) -> None:
+def test_the_check_fails(install: Callable[..., None], headrace_repository: Path, saboteur: str) -> None:
     named, old, new = SABOTEURS[saboteur]
     (name,) = [check for check in CHECKS if named in check]
     install(old, new)
-    late = concurrent.futures.TimeoutError  # until Python 3.11 not the built-in one
+    late = concurrent.futures.TimeoutError  # before Python 3.11, it is not the built-in one
     with pytest.raises((AssertionError, pytest.fail.Exception, OSError, TimeoutError, late, RuntimeError, ValueError)):
         run(name, headrace_repository)
 

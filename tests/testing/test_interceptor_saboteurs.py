@@ -1,4 +1,4 @@
-"""One broken interceptor per check, each to be caught by the check that is meant for it; `Doorman` is sound."""
+"""One broken interceptor per check. That check must fail. `Doorman` is the sound one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headrace_testing.example import NAME
 
 
 class Doorman(Interceptor):
-    """Asks for a word, lets each caller wait for a moment, and has three seats for inferences."""
+    """Requires a header, waits for a moment, and admits three inferences at once."""
 
     name = "doorman"
 
@@ -72,7 +72,7 @@ class Seat(Watch):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every server that listens finds `Doorman`, as if its distribution was installed."""
+    """Make every server find `Doorman`, as if its distribution was installed."""
     discover = Plugins.discover
 
     def with_interceptor(*arguments: Any) -> Plugins:
@@ -114,7 +114,7 @@ class Absent(Doorman):
 
 
 class Forgetful(Doorman):
-    """Does not give the seats back."""
+    """Does not free the seats."""
 
     async def wait(self) -> Watch | None:
         await super().wait()
@@ -122,7 +122,7 @@ class Forgetful(Doorman):
 
 
 class Strict(Doorman):
-    """Asks models for the word, too."""
+    """Requires the header of models, too."""
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Awaitable[Watch | None] | None:
         self.check(caller)
@@ -146,42 +146,42 @@ class Silent(Doorman):
 
 
 class Answers(Doorman):
-    """Says yes and no."""
+    """Returns a boolean."""
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Any:
         return True
 
 
 class Liar(Doorman):
-    """Tells that everybody may infer."""
+    """Declares inference open to everybody."""
 
     def who_may(self, operation: AnyOperation, transport: str) -> str:
         return ""
 
 
-class Hasty(Doorman):
-    """Expects that every caller who is refused has a principal."""
+class AssumesPrincipal(Doorman):
+    """Expects that every refused caller has a principal."""
 
     def refused(self, caller: Caller, error: HeadraceError) -> None:
         assert caller.principal
 
 
 class Open(Doorman):
-    """Lets everybody in."""
+    """Admits everybody."""
 
     def check(self, caller: Caller) -> None: ...
 
 
 class Sleeper(Doorman):
-    """Keeps the event loop."""
+    """Blocks the event loop."""
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Awaitable[Watch | None] | None:
-        time.sleep(0.15)  # what the check is there to find
+        time.sleep(0.15)  # the fault
         return super().admit(caller, operation, model)
 
 
-class Keeps(Doorman):
-    """Takes the seat before it waits, and does not give it back if the caller leaves."""
+class KeepsSeat(Doorman):
+    """Takes the seat before it waits, and does not free it if the caller disconnects."""
 
     async def wait(self) -> Watch | None:
         if self.taken == 3:
@@ -198,28 +198,28 @@ class Redirects(Doorman):
         return InferRequest("other", request.inputs)
 
 
-class Scribbles(Doorman):
-    """Writes into the request that it was given."""
+class ChangesRequest(Doorman):
+    """Changes the request."""
 
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
         request.parameters["seen"] = True  # type: ignore[index]
         return None
 
 
-class Trips(Doorman):
+class RaisesInWatch(Doorman):
     """Its watch fails if an operation ends without an error."""
 
     async def wait(self) -> Watch | None:
-        return TrippingWatch()
+        return RaisingWatch()
 
 
-class TrippingWatch(Watch):
+class RaisingWatch(Watch):
     def ended(self, outcome: Outcome) -> None:
         raise ValueError(outcome.error)
 
 
-class Notes(Doorman):
-    """Has a recorder that is sound."""
+class HasRecorder(Doorman):
+    """Has a sound recorder."""
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)
@@ -229,22 +229,22 @@ class Notes(Doorman):
         """Take ``record``."""
 
 
-class Assumes(Notes):
+class AssumesExecution(HasRecorder):
     """Expects that each inference was executed."""
 
     def add(self, record: tuple[Any, ...]) -> None:
         assert record[-1] is not None
 
 
-class Dawdles(Notes):
+class BlocksInRecorder(HasRecorder):
     """Writes each record at once."""
 
     def add(self, record: tuple[Any, ...]) -> None:
-        time.sleep(0.12)  # what the check is there to find
+        time.sleep(0.12)  # the fault
 
 
 class Permits(Doorman):
-    """Permits whoever was asked once, as another principal if it was admitted."""
+    """Permits every admitted caller, as another principal."""
 
     who = "guest"
 
@@ -258,7 +258,7 @@ class Permits(Doorman):
 
 
 class PermitsAll(Permits):
-    """Permits also those that it refuses."""
+    """Permits also callers that it refuses."""
 
     who = ""
 
@@ -267,7 +267,7 @@ class PermitsAll(Permits):
         super().check(caller)
 
 
-class Lavish(Doorman, Meter):
+class CountsNothing(Doorman, Meter):
     """Begins all inferences of its meter, and counts none."""
 
     def __init__(self, options: ServerOptions) -> None:
@@ -285,13 +285,13 @@ class Lavish(Doorman, Meter):
 
 
 def test_a_sound_recorder_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(register_interceptors=hookimpl(lambda: [Notes]))
+    module = SimpleNamespace(register_interceptors=hookimpl(lambda: [HasRecorder]))
     monkeypatch.setitem(sys.modules, "headrace_doorman", module)
-    TestDoorman().test_its_recorder_takes_every_record_at_once()
+    TestDoorman().test_its_recorder_accepts_every_record_at_once()
 
 
 class Late(Open):
-    """Judges the caller when the body has been read."""
+    """Checks the caller after the body was read."""
 
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:
         super().check(caller)
@@ -303,37 +303,37 @@ class Late(Open):
     [
         (Absent, "its_options_enable_it"),
         (Forgetful, "an_admitted_caller_stays_admitted"),
-        (Trips, "an_admitted_caller_stays_admitted"),
-        (Strict, "the_models_that_an_admitted_caller_reaches_are_admitted"),
+        (RaisesInWatch, "an_admitted_caller_stays_admitted"),
+        (Strict, "calls_of_models_for_an_admitted_caller_are_admitted"),
         (Trusting, "every_operation_has_a_verdict"),
         (Silent, "every_operation_has_a_verdict"),
         (Answers, "every_operation_has_a_verdict"),
-        (Hasty, "every_operation_has_a_verdict"),
-        (Liar, "who_may_do_an_operation_agrees_with_what_is_refused"),
-        (Open, "what_it_must_refuse_is_refused"),
+        (AssumesPrincipal, "every_operation_has_a_verdict"),
+        (Liar, "who_may_agrees_with_the_refusals"),
+        (Open, "it_refuses_the_declared_operations"),
         (Sleeper, "it_does_not_block_the_event_loop"),
-        (Assumes, "its_recorder_takes_every_record_at_once"),
-        (Dawdles, "its_recorder_takes_every_record_at_once"),
-        (Permits, "it_permits_those_that_it_admits"),
-        (PermitsAll, "it_permits_those_that_it_admits"),
-        (Lavish, "its_meters_count_as_it_does"),
-        (Keeps, "a_caller_that_leaves_while_it_waits_leaves_nothing"),
-        (Redirects, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
-        (Scribbles, "a_request_is_kept_or_replaced_by_one_for_the_same_model"),
+        (AssumesExecution, "its_recorder_accepts_every_record_at_once"),
+        (BlocksInRecorder, "its_recorder_accepts_every_record_at_once"),
+        (Permits, "it_permits_only_admitted_callers"),
+        (PermitsAll, "it_permits_only_admitted_callers"),
+        (CountsNothing, "its_meters_agree_with_admit"),
+        (KeepsSeat, "a_caller_that_disconnects_while_it_waits_does_not_count"),
+        (Redirects, "intercept_does_not_change_the_request_or_its_model"),
+        (ChangesRequest, "intercept_does_not_change_the_request_or_its_model"),
         (Late, "a_server_refuses_before_it_reads_the_body"),
     ],
 )
-def test_the_check_catches_it(kind: type[Doorman], check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_fails(kind: type[Doorman], check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(register_interceptors=hookimpl(lambda: [kind]))
     monkeypatch.setitem(sys.modules, "headrace_doorman", module)
     monkeypatch.setattr(Chosen, "kind", kind)
     run: Callable[..., None] = getattr(TestDoorman(), f"test_{check}")
-    given = {"tmp_path": tmp_path, "transport": "http"}
+    arguments = {"tmp_path": tmp_path, "transport": "http"}
     with pytest.raises((AssertionError, ValueError)):
-        run(**{name: given[name] for name in inspect.signature(run).parameters})
+        run(**{name: arguments[name] for name in inspect.signature(run).parameters})
 
 
-def test_an_interceptor_that_no_server_would_find_is_told_of_its_entry_point(tmp_path: Path) -> None:
+def test_an_interceptor_without_an_entry_point_fails_with_the_entry_point(tmp_path: Path) -> None:
     class Hidden(TestDoorman):
         interceptor = "hidden"
 

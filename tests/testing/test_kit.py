@@ -1,4 +1,4 @@
-"""The kit as an author meets it: a sound backend passes, fixtures work, the summary speaks."""
+"""The kit of backends as an author runs it: a sound backend passes, and the summary lists the skipped checks."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ class TestToy(BackendConformance):
 """
 
 
-def authors_run(folder: Path) -> str:
-    """The output of pytest on the author's test, which passes."""
+def run_authors_test(folder: Path) -> str:
+    """Return the output of pytest on the author's test. Fail unless it passes."""
     (folder / "test_toy.py").write_text(AUTHORS_TEST)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_toy.py"]
-    done = subprocess.run(
+    finished = subprocess.run(
         arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "failed" not in done.stdout
-    return done.stdout
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "failed" not in finished.stdout
+    return finished.stdout
 
 
-def test_the_sound_backend_passes_and_the_summary_names_what_was_not_run(
+def test_the_sound_backend_passes_and_the_summary_lists_skipped_checks(
     sound: str, install: Callable[..., None], tmp_path: Path
 ) -> None:
     install(sound)
-    output = authors_run(tmp_path)
+    output = run_authors_test(tmp_path)
     assert "conformance checks not run" in output
     assert "toy: FP16 is claimed but never exercised" in output
 
 
-#: The scaler on rung 4: each call is answered by a thread of the instance's own.
+#: The scaler as a `DeferredInstance`: its own thread answers each call.
 DEFERRED = """
 class Scaler(DeferredInstance):
     def __init__(self, model: Model, scale: np.float32) -> None:
@@ -80,7 +80,7 @@ class Scaler(DeferredInstance):
 """
 
 
-def test_a_sound_backend_that_answers_from_a_thread_of_its_own_passes(
+def test_a_sound_backend_that_answers_from_its_own_thread_passes(
     sound: str, install: Callable[..., None], tmp_path: Path
 ) -> None:
     before, _, rest = sound.partition("class Scaler(Instance):")
@@ -88,15 +88,15 @@ def test_a_sound_backend_that_answers_from_a_thread_of_its_own_passes(
     imports = "import queue\nfrom headrace import DeferredInstance\n"
     before = before.replace("import os, threading\n", f"import os, threading\n{imports}")
     install(before.replace("rungs = (Instance,)", "rungs = (DeferredInstance,)") + DEFERRED + after)
-    authors_run(tmp_path)
+    run_authors_test(tmp_path)
 
 
-def test_the_plugin_of_pytest_imports_no_engine_and_no_client() -> None:
+def test_the_pytest_plugin_imports_no_engine_and_no_client() -> None:
     code = "import sys, headrace_testing.plugin; print(sorted(sys.modules))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     for heavy in ("onnxruntime", "onnx", "tritonclient", "grpc", "hypercorn"):
-        assert f"'{heavy}'" not in done.stdout, f"{heavy} is imported at the start of every pytest run"
+        assert f"'{heavy}'" not in finished.stdout, f"{heavy} is imported at the start of every pytest run"
 
 
 CONFIG = """
@@ -107,7 +107,7 @@ CONFIG = """
 
 
 @pytest.mark.parametrize("over", WAYS)
-def test_the_fixtures_serve_and_ask_over_every_frontend(
+def test_the_fixtures_send_requests_over_every_frontend(
     over: str,
     sound: str,
     install: Callable[..., None],
@@ -123,7 +123,7 @@ def test_the_fixtures_serve_and_ask_over_every_frontend(
     np.testing.assert_array_equal(outputs["y"], [[2, 4], [6, 8]])
 
 
-def test_a_check_that_a_backend_does_not_claim_is_skipped(
+def test_a_check_of_an_unclaimed_property_is_skipped(
     conformance: BackendConformance, sound: str, install: Callable[..., None], example: Example
 ) -> None:
     class NoZeroRows(type(conformance)):  # type: ignore[misc]

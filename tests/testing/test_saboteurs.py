@@ -1,7 +1,7 @@
-"""One broken backend per check: each must be caught by the check that is meant for it.
+"""One broken backend per check. That check must fail.
 
-A saboteur is the sound backend of ``conftest.py`` with a piece of its source replaced, or, for
-what core owes to a backend, a broken piece of core.
+A saboteur is the sound backend of ``conftest.py`` with one piece of its source replaced. For checks of core, it is a
+changed piece of core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.schedulers.dynamic import QueuePolicy
 from headrace.schedulers.model_queue import ModelQueue
 from headrace_testing import BackendConformance, Example
 
-#: How a saboteur's exception may look: a failed assertion, or the backend's own error.
+#: The exceptions of a check that fails: a failed assertion, or the backend's own error.
 FAILURES = (Exception, pytest.fail.Exception)
 
 EXECUTE = '        x = inputs["x"]\n        return {"y": (x * self.scale).astype(x.dtype)}'
@@ -28,7 +28,7 @@ INIT = "        self.model, self.scale = model, scale"
 
 @dataclass(frozen=True)
 class Saboteur:
-    """``old`` in the sound source becomes ``new``; then ``check`` must fail, saying ``because``."""
+    """``old`` in the sound source is replaced by ``new``. Then ``check`` must fail, with ``because`` in its message."""
 
     check: str
     old: str
@@ -38,7 +38,7 @@ class Saboteur:
 
 
 def executing(check: str, line: str, because: str, result: str = "", **arguments: Any) -> Saboteur:
-    """A saboteur whose ``execute`` runs ``line`` first, and gives ``result`` if that is not empty."""
+    """Return a saboteur whose ``execute`` runs ``line`` first, and returns ``result`` if it is not empty."""
     answer = result or "(x * self.scale).astype(x.dtype)"
     return Saboteur(
         check, EXECUTE, f'        x = inputs["x"]\n        {line}\n        return {{"y": {answer}}}', because, arguments
@@ -54,8 +54,8 @@ SABOTEURS = {
         "test_importing_the_plugin_imports_no_engine",
         "import os, threading", "import nonesuch", "No module named 'nonesuch'",
     ),
-    "is another rung than it says": Saboteur(
-        "test_instances_stand_on_the_rungs_that_the_backend_declares",
+    "has another rung than it declares": Saboteur(
+        "test_instances_are_of_the_declared_rungs",
         "    rungs = (Instance,)", "    rungs = (RequestInstance,)", "a Scaler, which is none of RequestInstance",
     ),
     "raises the engine's own error": Saboteur(
@@ -79,22 +79,22 @@ SABOTEURS = {
     ),
     "fails on zero rows": executing("test_zero_rows_give_zero_rows", "x[0]", "`zero_rows = False` in"),
     "reuses its output buffer": Saboteur(
-        "test_a_kept_answer_is_unchanged_by_the_next_call",
+        "test_an_answer_is_unchanged_by_the_next_call",
         EXECUTE,
         '        x = inputs["x"]\n'
         '        self.buffer = getattr(self, "buffer", np.empty_like(x))\n'
         '        return {"y": np.multiply(x, self.scale, out=self.buffer)}',
-        "kept over the next call",
+        "an answer after the next call",
     ),
     "frees its output on close": Saboteur(
-        "test_a_kept_answer_is_unchanged_by_the_next_call",
+        "test_an_answer_is_unchanged_by_the_next_call",
         EXECUTE,
         '        self.kept = getattr(self, "kept", []) + [inputs["x"] * self.scale]\n'
         '        return {"y": self.kept[-1]}\n\n'
         "    def close(self) -> None:\n        for each in self.kept:\n            each[:] = 0",
-        "kept after close",
+        "an answer after close",
     ),
-    "writes to its input": executing("test_inputs_are_left_untouched", "x *= self.scale", "wrote to input 'x'", "x"),
+    "writes to its input": executing("test_inputs_are_not_written_to", "x *= self.scale", "wrote to input 'x'", "x"),
     "wants aligned inputs": executing(
         "test_inputs_may_be_views_on_a_received_buffer", "assert x.flags.aligned", "AssertionError"
     ),
@@ -110,8 +110,8 @@ SABOTEURS = {
         '            raise BackendError("wrong thread")\n',
         "wrong thread",
     ),
-    "cannot do with an event loop": executing(
-        "test_runs_on_the_event_loop_and_on_its_thread_in_turns",
+    "fails on an event loop": executing(
+        "test_runs_alternately_on_the_loop_and_on_its_thread",
         'import asyncio; assert asyncio._get_running_loop() is None, "a loop"', "a loop",
     ),
     "differs between instances": Saboteur(
@@ -125,10 +125,10 @@ SABOTEURS = {
         "the first instance, after the second ran",
     ),
     "claims a type that it casts": executing(
-        "test_what_is_claimed_is_served", "", "FP32, but the config says FP16", "x * self.scale", kind="FP16"
+        "test_every_claimed_type_is_served", "", "FP32, but the config says FP16", "x * self.scale", kind="FP16"
     ),
     "confuses a scalar with a vector": executing(
-        "test_what_is_claimed_is_served", "", "output 'y'", "np.atleast_2d(x * self.scale).T.sum(0)", kind="SCALAR"
+        "test_every_claimed_type_is_served", "", "output 'y'", "np.atleast_2d(x * self.scale).T.sum(0)", kind="SCALAR"
     ),
     "loosens its config": Saboteur(
         "test_a_wrong_shape_or_dtype_is_refused_before_execute",
@@ -138,14 +138,14 @@ SABOTEURS = {
         "",
     ),
     "stays broken after a failure": Saboteur(
-        "test_after_a_raise_the_next_request_succeeds",
+        "test_after_an_exception_the_next_request_succeeds",
         EXECUTE,
         '        self.broken = getattr(self, "broken", False) or "x" not in inputs\n'
         '        if self.broken:\n            raise BackendError("poisoned")\n'
         '        return {"y": inputs["x"] * self.scale}',
         "poisoned",
     ),
-    "answers only those who wait": Saboteur(
+    "skips cancelled requests": Saboteur(
         "test_a_request_cancelled_during_execution_leaves_the_others_answered",
         "class Scaler(Instance):\n    any_thread = True\n\n"
         f"    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
@@ -157,18 +157,18 @@ SABOTEURS = {
         "answers for 3 requests",
         {"position": 1},
     ),
-    "mixes calls that come at once": Saboteur(
-        "test_calls_at_once_do_not_mix",
+    "mixes concurrent calls": Saboteur(
+        "test_concurrent_calls_do_not_mix",
         f"    any_thread = True\n\n    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
         f"    def execute(self, inputs: Tensors) -> Tensors:\n{EXECUTE}",
         f"    concurrency = 4\n\n    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
         "    def execute(self, inputs: Tensors) -> Tensors:\n"
         '        self.x = inputs["x"]\n        threading.Event().wait(0.002)\n'
         '        return {"y": self.x * self.scale}',
-        "with others computed at once",
+        "in concurrent calls",
     ),
-    "takes device tensors but stacks none": Saboteur(
-        "test_tensors_on_a_device_are_taken_like_arrays",
+    "reads device tensors but stacks none": Saboteur(
+        "test_tensors_on_a_device_are_read_like_arrays",
         "    any_thread = True", "    any_thread = True\n    takes_device_tensors = True", "StackedTensors",
     ),
     "leaks memory": Saboteur(
@@ -201,7 +201,7 @@ SABOTEURS = {
 def run(
     conformance: BackendConformance, example: Example, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., None]:
-    """Runs one check by name, with the fixtures that it asks for."""
+    """Return a function that runs one check by name, with its fixtures."""
 
     def call(check: str, **arguments: Any) -> None:
         method = getattr(conformance, check)
@@ -212,7 +212,7 @@ def run(
 
 
 @pytest.mark.parametrize("saboteur", SABOTEURS.values(), ids=SABOTEURS.keys())
-def test_a_saboteur_is_caught_by_the_check_meant_for_it(
+def test_the_check_fails(
     saboteur: Saboteur, sound: str, install: Callable[..., None], run: Callable[..., None]
 ) -> None:
     assert sound.count(saboteur.old) == 1, "the sabotage does not apply"
@@ -230,23 +230,23 @@ def test_a_plugin_without_an_entry_point_is_caught(
         run("test_a_server_finds_the_plugin")
 
 
-def test_a_parser_that_takes_any_parameter_is_caught(
+def test_a_parser_that_accepts_any_parameter_is_caught(
     sound: str, install: Callable[..., None], run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(sound)
     monkeypatch.setattr("headrace.config.parameters.unknown", lambda *_: [])
-    with pytest.raises(AssertionError, match="nothing is said of the parameter"):
-        run("test_an_unknown_parameter_is_named_with_the_known")
+    with pytest.raises(AssertionError, match="the parameter 'no_such_parameter' is accepted"):
+        run("test_an_unknown_parameter_is_refused")
 
 
 @pytest.mark.parametrize(
     ("check", "position"),
     [
         ("test_cancelling_a_waiting_request_leaves_the_others_answered", 1),
-        ("test_cancelling_a_request_on_its_way_leaves_the_others_answered", 2),
+        ("test_cancelling_a_request_of_a_full_batch_leaves_the_others_answered", 2),
     ],
 )
-def test_a_scheduler_that_cancels_the_neighbours_is_caught(
+def test_a_scheduler_that_cancels_other_requests_is_caught(
     sound: str,
     install: Callable[..., None],
     run: Callable[..., None],
@@ -258,17 +258,17 @@ def test_a_scheduler_that_cancels_the_neighbours_is_caught(
 
     def cancel_all(self: ModelQueue, ticket: Ticket) -> None:
         for other in self.queue:
-            self._answer_waiting(other, Cancelled("caught in the crossfire"), self.statistics.cancelled)
+            self._answer_waiting(other, Cancelled("another request was cancelled"), self.statistics.cancelled)
 
     def deliver_none(self: ModelQueue, tickets: Sequence[Ticket], answers: Sequence[Any]) -> None:
         if any(ticket.cancelled for ticket in tickets):
-            answers = [Unavailable("a neighbour left")] * len(tickets)
+            answers = [Unavailable("another request was cancelled")] * len(tickets)
         deliver(self, tickets, answers)
 
     install(sound)
     monkeypatch.setattr(ModelQueue, "_cancel", cancel_all)
     monkeypatch.setattr(ModelQueue, "deliver", deliver_none)
-    with pytest.raises(AssertionError, match="failed with its neighbour"):
+    with pytest.raises(AssertionError, match="failed with the cancelled one"):
         run(check, position=position)
 
 
@@ -284,9 +284,9 @@ def test_a_scheduler_without_deadlines_is_caught(
 def test_every_check_has_a_saboteur() -> None:
     caught = {saboteur.check for saboteur in SABOTEURS.values()} | {
         "test_a_server_finds_the_plugin",
-        "test_an_unknown_parameter_is_named_with_the_known",
+        "test_an_unknown_parameter_is_refused",
         "test_cancelling_a_waiting_request_leaves_the_others_answered",
-        "test_cancelling_a_request_on_its_way_leaves_the_others_answered",
+        "test_cancelling_a_request_of_a_full_batch_leaves_the_others_answered",
         "test_a_passed_deadline_is_never_executed",
     }
     not_built = {"test_version_2_replaces_1_under_load"}

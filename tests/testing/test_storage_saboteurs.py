@@ -1,4 +1,4 @@
-"""One broken storage per check, each to be caught by the check that is meant for it; `Memory` is the sound one."""
+"""One broken storage per check. That check must fail. `Memory` is the sound one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Models = Mapping[str, Mapping[str, bytes]]
 
 
 class Memory(Storage):
-    """Models of this process: ``memory://``."""
+    """Stores models in this process: ``memory://``."""
 
     name = "memory"
     stored: ClassVar[Models] = {}
@@ -43,7 +43,7 @@ class Memory(Storage):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every server finds `Memory`, as if its distribution was installed."""
+    """Make every server find `Memory`, as if its distribution was installed."""
     discover = Plugins.discover
 
     def with_memory(*arguments: Any) -> Plugins:
@@ -87,7 +87,7 @@ class TestLocal(StorageConformance):
 
 
 class Remembers(Memory):
-    """Lists what there was when it was opened."""
+    """Lists the models of the time when it was opened."""
 
     def __init__(self, url: str, options: ServerOptions) -> None:
         super().__init__(url, options)
@@ -98,14 +98,14 @@ class Remembers(Memory):
 
 
 class Flat(Memory):
-    """Sees the files of the first directory only."""
+    """Ignores files in nested directories."""
 
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         return {path: tag for path, tag in super().fingerprint(model).items() if path.count("/") < 2}
 
 
 class Prefix(Memory):
-    """Takes every model whose name begins with the one that it was asked for."""
+    """Includes every model whose name begins with the requested one."""
 
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         return {path: 0 for name, files in self.stored.items() if name.startswith(model) for path in files}
@@ -119,21 +119,21 @@ class Counts(Memory):
 
 
 class Sizes(Memory):
-    """Takes contents of one size for the same."""
+    """Compares sizes only."""
 
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         return {path: len(self.stored.get(model, {})[path]) for path in super().fingerprint(model)}
 
 
 class Names(Memory):
-    """Compares nothing but names."""
+    """Compares names only."""
 
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         return dict.fromkeys(super().fingerprint(model))
 
 
-class Haunted(Memory):
-    """Keeps the files of models that are removed."""
+class KeepsRemoved(Memory):
+    """Keeps the files of removed models."""
 
     seen: ClassVar[dict[str, Mapping[str, Hashable]]] = {}
 
@@ -162,13 +162,13 @@ class Needs(Memory):
 
 
 class Parts(Memory):
-    """Says that it fetches whole models, and fetches parts."""
+    """Declares that it fetches whole models, but fetches parts."""
 
     whole = True
 
 
 class Lends(Memory):
-    """Gives the same directory to all."""
+    """Returns the same directory for every fetch."""
 
     lent: ClassVar[dict[str, Path]] = {}
 
@@ -179,26 +179,26 @@ class Lends(Memory):
 
 
 class Overwrites(Memory):
-    """Keeps one copy, and writes what is new into it."""
+    """Keeps one copy, and writes every fetch to it."""
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         return super().fetch(model, files, lambda: Lends.lent.setdefault("of all", new_directory()))
 
 
 class Mixes(Memory):
-    """Keeps between two steps of a fetch what belongs to one."""
+    """Stores the model of one fetch where another thread overwrites it."""
 
     both = threading.Barrier(2)
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
-        self.asked = model
+        self.model = model
         if model.startswith("m"):
-            self.both.wait(20)  # until another thread has come as far
-        return super().fetch(self.asked, files, new_directory)
+            self.both.wait(20)  # for another thread
+        return super().fetch(self.model, files, new_directory)
 
 
 class Fills(Memory):
-    """Returns an empty file for each that it lacks."""
+    """Creates an empty file for each missing one."""
 
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         directory = super().fetch(model, [file for file in files if file in self.stored[model]], new_directory)
@@ -209,43 +209,43 @@ class Fills(Memory):
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
+def cleared() -> Iterator[None]:
     yield
     Lends.lent.clear()
-    Haunted.seen.clear()
+    KeepsRemoved.seen.clear()
 
 
 @pytest.mark.parametrize(
     ("kind", "check", "arguments"),
     [
-        (Remembers, "it_lists_the_models_that_are_stored", ()),
+        (Remembers, "it_lists_the_stored_models", ()),
         (Flat, "a_fingerprint_has_every_file_of_the_model", ()),
-        (Prefix, "a_model_has_no_files_of_one_whose_name_begins_alike", ("tmp_path",)),
-        (Counts, "a_fingerprint_stays_while_nothing_changes", ("tmp_path",)),
-        (Sizes, "a_change_of_a_file_shows", ({"1/weights": checks._LARGE[::-1]},)),
-        (Names, "a_change_of_a_file_shows", ({"1/weights": b"short"},)),
-        (Haunted, "a_model_that_is_gone_has_no_files", ()),
-        (Text, "what_is_fetched_is_what_was_stored", ("tmp_path",)),
-        (Parts, "files_can_be_fetched_by_themselves", ("tmp_path",)),
-        (Needs, "files_can_be_fetched_by_themselves", ("tmp_path",)),
-        (Lends, "a_fetch_leaves_the_repository_as_it_was", ("tmp_path",)),
-        (Overwrites, "a_new_version_does_not_touch_the_one_that_is_served", ("tmp_path",)),
-        (Mixes, "threads_may_fetch_at_once", ("tmp_path",)),
-        (Fills, "a_file_that_is_not_there_is_an_error_and_not_an_empty_file", ("tmp_path",)),
+        (Prefix, "a_model_has_no_files_of_a_longer_name", ("tmp_path",)),
+        (Counts, "a_fingerprint_is_stable_while_nothing_changes", ("tmp_path",)),
+        (Sizes, "a_change_of_a_file_changes_its_tag", ({"1/weights": checks._LARGE[::-1]},)),
+        (Names, "a_change_of_a_file_changes_its_tag", ({"1/weights": b"short"},)),
+        (KeepsRemoved, "a_removed_model_has_no_files", ()),
+        (Text, "fetched_files_equal_the_stored", ("tmp_path",)),
+        (Parts, "single_files_can_be_fetched", ("tmp_path",)),
+        (Needs, "single_files_can_be_fetched", ("tmp_path",)),
+        (Lends, "a_fetch_does_not_change_the_repository", ("tmp_path",)),
+        (Overwrites, "a_new_version_does_not_change_a_fetched_one", ("tmp_path",)),
+        (Mixes, "threads_fetch_concurrently", ("tmp_path",)),
+        (Fills, "a_missing_file_is_an_error_and_not_an_empty_file", ("tmp_path",)),
     ],
 )
-def test_the_check_catches_it(
+def test_the_check_fails(
     kind: type[Memory], check: str, arguments: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conformance = TestMemory()
     conformance.store({"m": checks._FILES})
     opened = kind("memory://", ServerOptions(model_repository=("memory://",)))
-    given = [tmp_path if argument == "tmp_path" else argument for argument in arguments]
+    values = [tmp_path if argument == "tmp_path" else argument for argument in arguments]
     with pytest.raises((AssertionError, KeyError, FileNotFoundError)):
-        getattr(conformance, f"test_{check}")(opened, *given)
+        getattr(conformance, f"test_{check}")(opened, *values)
 
 
-def test_a_storage_that_no_server_would_find_is_told_of_its_entry_point() -> None:
+def test_a_storage_without_an_entry_point_fails_with_the_entry_point() -> None:
     class Hidden(TestMemory):
         storage = "hidden"
 
@@ -257,7 +257,7 @@ def test_a_storage_that_no_server_would_find_is_told_of_its_entry_point() -> Non
         Hidden().test_a_server_finds_it_and_serves_its_models()
 
 
-def test_a_storage_whose_changes_no_server_would_see_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_with_undetected_changes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "fingerprint", lambda self, model: dict.fromkeys(self.stored.get(model, {})))
     with pytest.raises(AssertionError, match="has changed, and is not loaded again"):
         TestMemory().test_a_server_finds_it_and_serves_its_models()

@@ -10,12 +10,12 @@ For a backend, subclass `BackendConformance`, name the plugin, and give one exam
             ...  # write a model file into tmp_path
             return Example(tmp_path, {"features": rows}, {"scores": expected}, damage="model.txt")
 
-For a scheduler, subclass `SchedulerConformance`, and say what it promises::
+For a scheduler, subclass `SchedulerConformance` and declare its properties::
 
     class TestShortest(SchedulerConformance):
         plugin, scheduler = "headrace_shortest", "shortest"
 
-For a frontend, subclass `FrontendConformance`, and say how to have it listen and how to ask it::
+For a frontend, subclass `FrontendConformance`, with the options of its port and a client::
 
     class TestLines(FrontendConformance):
         plugin, frontend = "headrace_lines", "lines"
@@ -23,53 +23,52 @@ For a frontend, subclass `FrontendConformance`, and say how to have it listen an
         def options(self, port): ...  # fields of ServerOptions
         def infer(self, connection, model, x): ...  # over a socket
 
-For a response cache, subclass `CacheConformance`, and say with which settings it is made::
+For a response cache, subclass `CacheConformance`, with its settings::
 
     class TestShelf(CacheConformance):
         plugin, cache = "headrace_shelf", "shelf"
 
         def settings(self): ...  # of --cache-config=shelf,...
 
-For a storage, subclass `StorageConformance`, and say how models are stored in it::
+For a storage, subclass `StorageConformance`, with a method that stores models::
 
     class TestZipped(StorageConformance):
         plugin, storage = "headrace_zipped", "zipped"
 
         def store(self, models): ...  # returns the URL
 
-For a repository agent, subclass `AgentConformance`, and say how a model is prepared for it::
+For a repository agent, subclass `AgentConformance`, with a method that prepares a model for it::
 
     class TestPacked(AgentConformance):
         plugin, agent = "headrace_packed", "packed"
 
         def prepare(self, files): ...  # returns the files in the repository, and the parameters
 
-For a command, subclass `CommandConformance`, and say with which arguments it succeeds and fails::
+For a command, subclass `CommandConformance`, with arguments that succeed and arguments that fail::
 
     class TestGreet(CommandConformance):
         plugin, command = "headrace_greet", "greet"
         good, bad = ("you",), ("nobody",)
 
-For an interceptor, subclass `InterceptorConformance`, and say who is admitted and what is refused::
+For an interceptor, subclass `InterceptorConformance`, with an admitted caller and refusals::
 
     class TestToken(InterceptorConformance):
         plugin, interceptor = "headrace_token", "token"
 
         def options(self): ...  # fields of ServerOptions
-        def headers(self): ...  # of a caller that is admitted
+        def headers(self): ...  # of an admitted caller
         def refusals(self): ...  # instances of `RefusedOperation`
 
-For an extension, subclass `ExtensionConformance`, and say how it is asked::
+For an extension, subclass `ExtensionConformance`, with a method that calls it::
 
     class TestPlain(ExtensionConformance):
         plugin, extension = "headrace_plain", "plain"
 
-        def ask(self, served): ...  # over HTTP or gRPC, and asserts
+        def ask(self, served): ...  # send requests over HTTP or gRPC, and check the responses
 
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
-as a server does. Checks of what the part does not claim are skipped, and the summary says so.
-pytest loads `headrace_testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
-and ``infer`` serve any test.
+as a server does. Checks of properties that the part does not claim are skipped and listed in the summary.
+The package is also a pytest plugin: any test may use the fixtures ``write_model``, ``headrace_server`` and ``infer``.
 """
 
 from __future__ import annotations
@@ -109,24 +108,24 @@ __all__ = [
 class BackendConformance(Loading, Answers, Requests):
     """Every check of backends. A subclass sets ``plugin`` and ``backend``, its claims (see `Subject`), and a fixture.
 
-    The fixture ``example`` returns an `Example`. Its answers should not come from the backend itself, but from
-    arithmetic, from the engine called directly, or better from another engine. Most checks run the backend directly, on
-    threads of their own. Those about queues and protocols run a server in this process.
+    The fixture ``example`` returns an `Example`. Compute its answers by arithmetic, by the engine called directly, or
+    better by another engine; not by the backend itself. Most checks run the backend directly, on their own threads.
+    Checks of queues and protocols run a server in this process.
     """
 
 
 class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
     """Every check of schedulers. A subclass sets ``plugin``, ``scheduler``, and its claims (see `ScheduledSubject`).
 
-    A scheduler that runs in several ways is tested by several subclasses, each with its ``config``. The model queue is
-    the real one. Time stands still until a check moves it: nothing sleeps, and delays are exact to the microsecond.
+    Test a scheduler with several modes by several subclasses, each with its ``config``. The model queue is the real
+    one. Checks move a manual clock: nothing sleeps, and delays are exact to the microsecond.
     """
 
 
 class FrontendConformance(FrontendChecks):
     """Every check of frontends. A subclass sets ``plugin`` and ``frontend``, and implements `FrontendChecks`.
 
-    It says how the frontend listens and how to send it a request. The server in this process and the sockets are real.
+    The server is a real one in this process, with real sockets.
     """
 
 
@@ -149,11 +148,12 @@ class CommandConformance(CommandChecks):
 
 
 class InterceptorConformance(InterceptorChecks):
-    """Every check of interceptors. A subclass sets ``plugin`` and ``interceptor``, and says who is admitted and what is
-    refused (see `InterceptorChecks`). Most checks call the interceptor directly; two ask a real server."""
+    """Every check of interceptors. A subclass sets ``plugin`` and ``interceptor``, an admitted caller, and refused
+    operations (see `InterceptorChecks`). Most checks call the interceptor directly; two start a real server."""
 
 
 class ExtensionConformance(ExtensionChecks):
-    """Every check of extensions. A subclass sets ``plugin`` and ``extension``, and says how it is asked (see
-    `ExtensionChecks`). The server is a real one in this process, and so are the sockets.
+    """Every check of extensions. A subclass sets ``plugin`` and ``extension``, and calls it (see `ExtensionChecks`).
+
+    The server is a real one in this process, with real sockets.
     """

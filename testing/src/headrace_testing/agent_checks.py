@@ -1,5 +1,4 @@
-"""Checks of a repository agent: it returns a directory with the model, and does not change the one that it was
-given."""
+"""Checks of a repository agent: it returns a directory with the model, and does not change the source directory."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class AgentChecks:
     agent: ClassVar[str]
 
     def prepare(self, files: Mapping[str, bytes]) -> Prepared:
-        """Return the files in the repository, and the agent's parameters, for a model that has ``files`` in the end."""
+        """Return the repository's files, and the parameters, from which the agent makes a model of ``files``."""
         return files, {}
 
     def damage(self, files: Mapping[str, bytes]) -> Prepared | None:
@@ -49,72 +48,72 @@ class AgentChecks:
         return {}
 
     def make(self, parameters: Mapping[str, str]) -> RepositoryAgent:
-        """Return the agent, created as by a server."""
+        """Return the agent, created as a server does."""
         kind: type[RepositoryAgent] = part_of(self.plugin, "agent", self.agent)
         return kind(NAME, parameters)
 
-    def test_it_leaves_the_files_of_the_model(self, tmp_path: Path) -> None:
+    def test_load_returns_the_files_of_the_model(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
-        left = self.make(parameters).load(_write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME))
-        assert {path: content for path, content in _read(left).items() if path in _FILES} == _FILES
+        loaded = self.make(parameters).load(_write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME))
+        assert {path: content for path, content in _read(loaded).items() if path in _FILES} == _FILES
 
-    def test_it_writes_nothing_into_the_directory_that_it_was_given(self, tmp_path: Path) -> None:
+    def test_the_source_directory_is_not_changed(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
-        given = _write(tmp_path / NAME, files)
+        source = _write(tmp_path / NAME, files)
         agent = self.make(parameters)
-        agent.load(given, NewDirectories(tmp_path / "new", NAME))
+        agent.load(source, NewDirectories(tmp_path / "new", NAME))
         agent.load_complete()
         agent.unload()
         agent.unload_complete()
-        assert _read(given) == files
+        assert _read(source) == files
 
-    def test_two_loads_of_a_model_do_not_share_what_they_replace(self, tmp_path: Path) -> None:
-        """The old version is served while the new one is loaded."""
+    def test_two_loads_do_not_share_a_new_directory(self, tmp_path: Path) -> None:
+        """The old version is in use while the new one loads."""
         files, parameters = self.prepare(_FILES)
-        given, directories = _write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME)
-        first, second = (self.make(parameters).load(given, directories) for _ in range(2))
-        assert first == second == given or first != second
+        source, directories = _write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME)
+        first, second = (self.make(parameters).load(source, directories) for _ in range(2))
+        assert first == second == source or first != second
 
-    def test_every_order_of_events_is_taken(self, tmp_path: Path) -> None:
+    def test_every_order_of_events_is_accepted(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
-        given, directories = _write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME)
+        source, directories = _write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME)
         for events in (("load_complete", "unload", "unload_complete"), ("load_fail",)):
             agent = self.make(parameters)
-            agent.load(given, directories)
+            agent.load(source, directories)
             for event in events:
                 getattr(agent, event)()
 
-    def test_threads_may_load_at_once(self, tmp_path: Path) -> None:
-        def left(number: int) -> bytes:
+    def test_threads_load_concurrently(self, tmp_path: Path) -> None:
+        def loaded(number: int) -> bytes:
             files, parameters = self.prepare({**_FILES, "2/weights": b"%d" % number})
-            place = tmp_path / str(number)
-            directory = self.make(parameters).load(_write(place / NAME, files), NewDirectories(place / "new", NAME))
+            folder = tmp_path / str(number)
+            directory = self.make(parameters).load(_write(folder / NAME, files), NewDirectories(folder / "new", NAME))
             return (directory / "2/weights").read_bytes()
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            assert list(pool.map(left, range(_THREADS))) == [b"%d" % number for number in range(_THREADS)]
+            assert list(pool.map(loaded, range(_THREADS))) == [b"%d" % number for number in range(_THREADS)]
 
-    def test_parameters_that_cannot_be_right_are_refused(self, tmp_path: Path) -> None:
+    def test_wrong_parameters_are_refused(self, tmp_path: Path) -> None:
         wrong = self.wrong_parameters()
         if not wrong:
-            pytest.skip("it says of no parameters that they are refused")
+            pytest.skip("it names no wrong parameters")
         files, _ = self.prepare(_FILES)
-        given = _write(tmp_path / NAME, files)
-        error = error_of(lambda: self.make(wrong).load(given, NewDirectories(tmp_path / "new", NAME)))
+        source = _write(tmp_path / NAME, files)
+        error = error_of(lambda: self.make(wrong).load(source, NewDirectories(tmp_path / "new", NAME)))
         assert isinstance(error, HeadraceError), f"{dict(wrong)}: {error!r} instead of an error of Headrace"
 
-    def test_a_model_that_is_damaged_is_refused_and_says_why(self, tmp_path: Path) -> None:
+    def test_a_damaged_model_is_refused_with_a_reason(self, tmp_path: Path) -> None:
         damaged = self.damage(_FILES)
         if damaged is None:
-            pytest.skip("it says of no model that it is damaged")
+            pytest.skip("it names no damaged model")
         files, parameters = damaged
-        given = _write(tmp_path / NAME, files)
-        error = error_of(lambda: self.make(parameters).load(given, NewDirectories(tmp_path / "new", NAME)))
+        source = _write(tmp_path / NAME, files)
+        error = error_of(lambda: self.make(parameters).load(source, NewDirectories(tmp_path / "new", NAME)))
         assert isinstance(error, HeadraceError), f"{error!r} instead of an error of Headrace"
-        assert error.message, "the error says nothing"
-        assert _read(given) == files, "it has changed the directory that it was given"
+        assert error.message, "the error has no message"
+        assert _read(source) == files, "it has changed the source directory"
 
-    def test_a_server_finds_it_and_serves_what_it_leaves(self, tmp_path: Path) -> None:
+    def test_a_server_finds_it_and_serves_its_files(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
         x = np.ones((1, 3), np.float32)
         self._store(tmp_path, files, parameters)
@@ -130,20 +129,22 @@ class AgentChecks:
             directory = served.model.path.parent
             assert (directory / "2/weights").read_bytes() == _FILES["2/weights"]
             self._require_refusal(server, tmp_path)
-        assert directory == tmp_path / NAME or not directory.exists(), "a new directory is left when the model is gone"
+        assert directory == tmp_path / NAME or not directory.exists(), (
+            "a new directory remains after the model is unloaded"
+        )
 
     def _require_refusal(self, server: Server, repository: Path) -> None:
-        """Check that a damaged model does not replace one that is served."""
+        """Check that a damaged model does not replace a served one."""
         damaged = self.damage(_FILES)
         if damaged is not None:
             self._store(repository, *damaged)
             error = error_of(lambda: on_loop(server, server.load(NAME)))
-            assert isinstance(error, HeadraceError), f"the server has loaded a model that is damaged: {error!r}"
-            assert server.served(NAME), "the model that was served is gone"
+            assert isinstance(error, HeadraceError), f"the server has loaded a damaged model: {error!r}"
+            assert server.served(NAME), "the old version is no longer served"
 
     def _store(self, repository: Path, files: Mapping[str, bytes], parameters: Mapping[str, str]) -> None:
-        told = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
-        agents = f'model_repository_agents {{ agents {{ name: "{self.agent}" {told} }} }}'
+        text = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+        agents = f'model_repository_agents {{ agents {{ name: "{self.agent}" {text} }} }}'
         _write(repository / NAME, {**files, "config.pbtxt": f"{_CONFIG} {agents}".encode()})
 
 

@@ -1,4 +1,4 @@
-"""Checks of answers: they are right, they stay right, and they do not depend on the protocol."""
+"""Checks of answers: they are right, do not change later, and do not depend on the protocol."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ class Answers(Subject):
                 found = instance.infer(take_rows(example.given, 0, 0))
             except Exception as error:
                 raise AssertionError(
-                    f"no rows at all are refused: {error}\nIf the engine takes no batch of no rows, write "
+                    f"a batch without rows is refused: {error}\nIf the engine takes no empty batch, write "
                     f"`zero_rows = False` in {type(self).__name__}"
                 ) from error
         assert_same(found, take_rows(example.expected, 0, 0), example.tolerance, "zero rows")
 
-    def test_a_kept_answer_is_unchanged_by_the_next_call(self, example: Example) -> None:
+    def test_an_answer_is_unchanged_by_the_next_call(self, example: Example) -> None:
         given = example.given
         with self.driver(example).loaded() as instance:
-            kept = instance.infer(given)
-            remembered = {name: copy_of(tensor) for name, tensor in kept.items()}
+            answer = instance.infer(given)
+            copies = {name: copy_of(tensor) for name, tensor in answer.items()}
             instance.infer(_others(given))
-            assert_same(kept, remembered, 0.0, "an answer kept over the next call")
-        assert_same(kept, remembered, 0.0, "an answer kept after close")
+            assert_same(answer, copies, 0.0, "an answer after the next call")
+        assert_same(answer, copies, 0.0, "an answer after close")
 
-    def test_inputs_are_left_untouched(self, example: Example) -> None:
+    def test_inputs_are_not_written_to(self, example: Example) -> None:
         given = {name: copy_of(tensor) for name, tensor in example.given.items()}
-        remembered = {name: bytes_of(tensor) for name, tensor in given.items()}
+        copies = {name: bytes_of(tensor) for name, tensor in given.items()}
         with self.driver(example).loaded() as instance:
             instance.infer(given)
         for name, tensor in given.items():
-            assert bytes_of(tensor) == remembered[name], f"the backend wrote to input '{name}'"
+            assert bytes_of(tensor) == copies[name], f"the backend wrote to input '{name}'"
 
     def test_inputs_may_be_views_on_a_received_buffer(self, example: Example) -> None:
         views = {name: _unaligned(tensor) for name, tensor in example.given.items()}
@@ -91,10 +91,10 @@ class Answers(Subject):
             found = outputs_of(other.submit(instance.run, [ticket]).result()[0])
         assert_same(found, example.expected, example.tolerance, "run on another thread")
 
-    def test_runs_on_the_event_loop_and_on_its_thread_in_turns(self, example: Example) -> None:
+    def test_runs_alternately_on_the_loop_and_on_its_thread(self, example: Example) -> None:
         with self.driver(example).loaded() as instance:
             if not instance.instance.any_thread:
-                self.not_claimed("instances do not say that they may run on any thread (any_thread)")
+                self.not_claimed("any_thread is not claimed")
 
             async def on_loop() -> dict[str, Tensor]:
                 return outputs_of(instance.run([instance.ticket(example.given)])[0])
@@ -105,30 +105,30 @@ class Answers(Subject):
                 found = instance.infer(example.given)
                 assert_same(found, example.expected, example.tolerance, f"turn {turn} on its own thread")
 
-    def test_calls_at_once_do_not_mix(self, example: Example) -> None:
+    def test_concurrent_calls_do_not_mix(self, example: Example) -> None:
         with self.driver(example).loaded() as instance:
-            rung = instance.instance
-            if not isinstance(rung, Instance | RequestInstance) or rung.concurrency == 1:
-                self.not_claimed("instances do not say that they take several calls at once (concurrency)")
+            tested = instance.instance
+            if not isinstance(tested, Instance | RequestInstance) or tested.concurrency == 1:
+                self.not_claimed("several calls at once are not claimed (concurrency)")
             self.require_batching(example)
 
             def call(row: int) -> None:
                 ticket = instance.ticket(take_rows(example.given, row, row + 1))
                 found, expected = outputs_of(instance.run([ticket])[0]), take_rows(example.expected, row, row + 1)
-                assert_same(found, expected, example.tolerance, f"row {row}, with others computed at once")
+                assert_same(found, expected, example.tolerance, f"row {row}, in concurrent calls")
 
-            with ThreadPoolExecutor(rung.concurrency) as threads:
-                list(threads.map(call, [number % example.rows for number in range(20 * rung.concurrency)]))
+            with ThreadPoolExecutor(tested.concurrency) as threads:
+                list(threads.map(call, [number % example.rows for number in range(20 * tested.concurrency)]))
 
-    def test_tensors_on_a_device_are_taken_like_arrays(self, example: Example) -> None:
+    def test_tensors_on_a_device_are_read_like_arrays(self, example: Example) -> None:
         with self.driver(example).loaded() as instance:
-            rung = instance.instance
-            if not isinstance(rung, Instance) or not rung.takes_device_tensors:
-                self.not_claimed("instances do not say that they take tensors on a device (takes_device_tensors)")
+            tested = instance.instance
+            if not isinstance(tested, Instance) or not tested.takes_device_tensors:
+                self.not_claimed("tensors on a device are not claimed (takes_device_tensors)")
             assert_same(instance.infer(_on_device(example.given)), example.expected, example.tolerance, "on a device")
             self.require_batching(example)
             whole: dict[str, Any] = dict(instance.ticket(example.given).request.inputs)
-            expected = instance.on_its_thread(partial(rung.execute, whole))
+            expected = instance.on_its_thread(partial(tested.execute, whole))
             pairs: Any = ((_on_device, _on_device), (_on_device, dict), (dict, dict))
             for places in pairs:
                 parts = [
@@ -139,7 +139,7 @@ class Answers(Subject):
                     name: x if isinstance(x, BytesTensor) else StackedTensors([each[name] for each in parts])  # type: ignore[misc]
                     for name, x in whole.items()
                 }
-                found = instance.on_its_thread(partial(rung.execute, stacked))
+                found = instance.on_its_thread(partial(tested.execute, stacked))
                 for name, value in expected.items():
                     assert_same(
                         {name: on_host(found[name])}, {name: on_host(value)}, example.tolerance, "StackedTensors"
@@ -153,12 +153,12 @@ class Answers(Subject):
             assert_same(first.infer(example.given), one, 0.0, "the first instance, after the second ran")
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_is_claimed_is_served(self, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def test_every_claimed_type_is_served(self, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
         if kind != "SCALAR" and dtypes.BY_NAME[kind] not in self.backend_class.dtypes:
             self.not_claimed(f"{kind} is not claimed")
         example = self.example_of(kind, tmp_path_factory.mktemp(kind.lower()))
         if example is None:
-            self.not_claimed(f"{kind} is claimed but never exercised: example_of gives no example")
+            self.not_claimed(f"{kind} is claimed but never exercised: example_of returns no example")
         with self.serving(example, tmp_path_factory.mktemp("repository")) as server:
             found = infer(server, NAME, example.given)
         assert_same(found, example.expected, example.tolerance, kind)
@@ -177,12 +177,12 @@ class Answers(Subject):
 
 
 def _others(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return inputs of the same shapes with other elements: in reverse order, or zeros if that is equal."""
+    """Return inputs of the same shapes with other elements: in reverse order, or zeros if the reverse is equal."""
     return {name: _reversed(tensor) for name, tensor in given.items()}
 
 
 def _on_device(given: dict[str, Tensor]) -> dict[str, Any]:
-    """Return ``given`` on a device that the host plays; strings stay where they are."""
+    """Return ``given`` on a simulated device. Strings stay on the host."""
     return {name: x if isinstance(x, BytesTensor) else PlayedDeviceTensor(x) for name, x in given.items()}
 
 

@@ -1,4 +1,4 @@
-"""Import, load, parameters, reload."""
+"""Checks of import, load, parameters and reload."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SETTLING, _RELOADS = 10, 50
 
 
 class Loading(Subject):
-    """Checks of loading and unloading: before the first request and after the last."""
+    """Checks before the first request and after the last."""
 
     def test_importing_the_plugin_imports_no_engine(self) -> None:
         if not self.heavy:
-            self.not_claimed("no heavy modules are named, so the cost of importing the plugin is not checked")
+            self.not_claimed("no heavy modules are named, so the imports of the plugin are not checked")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         done = subprocess.run(
             [sys.executable, "-c", _IMPORT, self.plugin],
@@ -49,10 +49,10 @@ class Loading(Subject):
             f'of the group headrace: {self.backend} = "{self.plugin}"'
         )
 
-    def test_instances_stand_on_the_rungs_that_the_backend_declares(self, example: Example) -> None:
+    def test_instances_are_of_the_declared_rungs(self, example: Example) -> None:
         rungs = self.backend_class.rungs
         if not rungs:
-            self.not_claimed("the backend does not say what its instances are (rungs)")
+            self.not_claimed("the backend declares no rungs")
         with self.driver(example).loaded() as driven:
             found = type(driven.instance)
         assert issubclass(found, rungs), (
@@ -72,21 +72,19 @@ class Loading(Subject):
         name = Path(example.damage).name
         assert name in error.message, f"the message does not name '{name}': {error.message}"
 
-    def test_an_unknown_parameter_is_named_with_the_known(
-        self, example: Example, tmp_path_factory: pytest.TempPathFactory
-    ) -> None:
+    def test_an_unknown_parameter_is_refused(self, example: Example, tmp_path_factory: pytest.TempPathFactory) -> None:
         parameters = self.backend_class.Parameters
         if parameters is Backend.Parameters:
             self.not_claimed("the backend declares no Parameters, so unknown ones pass")
         if any(field.metadata.get("prefix") == "" for field in fields(parameters)):
-            self.not_claimed("the backend leaves its models parameters of their own, so none is unknown")
+            self.not_claimed("models of the backend may have any parameter")
         config = example.describe(self.backend, self.max_batch)
         config.parameters["no_such_parameter"].string_value = "1"
         repository = tmp_path_factory.mktemp("repository")
         write_model(repository, config, example.path)
         with serve(repository, strict_parameters=True, exit_on_error=False) as server:
             (entry,) = server.index()
-        assert entry.state == "UNAVAILABLE", "nothing is said of the parameter 'no_such_parameter'"
+        assert entry.state == "UNAVAILABLE", "the parameter 'no_such_parameter' is accepted"
         message = entry.reason
         assert "no_such_parameter" in message, f"the message does not name the parameter: {message}"
         known = [field for field in fields(parameters) if field.metadata.get("key", field.name) in message]
@@ -132,11 +130,11 @@ def _resources() -> tuple[int, int, int]:
 
 @contextmanager
 def _load(infer: Callable[[], dict[str, Tensor]], example: Example) -> Iterator[None]:
-    """Send requests one after the other, from two threads. Fail if one of them fails."""
+    """Send requests from two threads until the context ends. Fail if a request fails."""
     stopped = threading.Event()
     failures: list[Exception] = []
 
-    def ask() -> None:
+    def send() -> None:
         while not stopped.is_set():
             try:
                 assert_same(infer(), example.expected, example.tolerance, "an answer during the reload")
@@ -144,7 +142,7 @@ def _load(infer: Callable[[], dict[str, Tensor]], example: Example) -> Iterator[
                 failures.append(error)
                 return
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=send) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:

@@ -44,17 +44,17 @@ class Requests(Subject):
         with self.serving(example, tmp_path_factory.mktemp("repository")) as server:
             config = example.describe(self.backend, self.max_batch)
             fixed = {io.name for io in config.input if -1 not in io.dims}
-            for what, inputs in _misfits(example.given, fixed):
+            for what, inputs in _invalid_inputs(example.given, fixed):
                 error = error_of(partial(server.infer, NAME, inputs))
                 assert isinstance(error, InvalidArgument), f"{what} gives {error!r}, not an InvalidArgument"
             executions = server.resolve(NAME).snapshot().executions
-        assert executions.execution_count == executions.fail.count == 0, "a misfit has reached the backend"
+        assert executions.execution_count == executions.fail.count == 0, "an invalid request has reached the backend"
 
-    def test_after_a_raise_the_next_request_succeeds(self, example: Example) -> None:
+    def test_after_an_exception_the_next_request_succeeds(self, example: Example) -> None:
         with self.driver(example).loaded() as instance:
             for name, inputs in [("no inputs", {}), *_without_each(example.given)]:
-                crippled = instance.ticket(inputs, check=False)
-                answers = instance.on_its_thread(partial(instance.run, [crippled]))
+                incomplete = instance.ticket(inputs, check=False)
+                answers = instance.on_its_thread(partial(instance.run, [incomplete]))
                 assert len(answers) == 1, f"{name}: {len(answers)} answers to one request"
             found = instance.infer(example.given)
         assert_same(found, example.expected, example.tolerance, "after a failed execution")
@@ -68,7 +68,7 @@ class Requests(Subject):
             on_loop(server, _cancel_waiting(server, example, position))
 
     @pytest.mark.parametrize("position", range(4))
-    def test_cancelling_a_request_on_its_way_leaves_the_others_answered(
+    def test_cancelling_a_request_of_a_full_batch_leaves_the_others_answered(
         self, position: int, example: Example, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         self.require_batching(example)
@@ -97,7 +97,7 @@ class Requests(Subject):
         with self.serving(example, tmp_path_factory.mktemp("repository"), _DEADLINE) as server:
             error = error_of(partial(server.infer, NAME, take_rows(example.given, 0, 1)))
             assert isinstance(error, Unavailable), f"a request past its deadline gets {error!r}, not Unavailable"
-            assert server.resolve(NAME).snapshot().executions.execution_count == 0, "it was executed all the same"
+            assert server.resolve(NAME).snapshot().executions.execution_count == 0, "it was executed"
 
 
 async def _cancel_waiting(server: Server, example: Example, position: int) -> None:
@@ -120,11 +120,11 @@ async def _cancel_running(server: Server, example: Example, position: int) -> No
 async def _answered(
     futures: Sequence[Future], rows: Sequence[tuple[Any, dict[str, Tensor]]], position: int, tolerance: float
 ) -> None:
-    """Check that every request except the one at ``position`` gets its own rows, and that that one ends."""
+    """Check that every request ends, and that all except the one at ``position`` get their own rows."""
     done = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), TIMEOUT_S / 2)
     for number, (found, (_, expected)) in enumerate(zip(done, rows, strict=True)):
         if number != position:
-            assert not isinstance(found, BaseException), f"request {number} failed with its neighbour: {found!r}"
+            assert not isinstance(found, BaseException), f"request {number} failed with the cancelled one: {found!r}"
             assert_same(found, expected, tolerance, f"request {number}")
 
 
@@ -153,18 +153,18 @@ def _rows(example: Example, count: int) -> list[tuple[dict[str, Tensor], dict[st
     return [(take_rows(given, row, row + 1), take_rows(expected, row, row + 1)) for row in places]
 
 
-def _misfits(given: dict[str, Tensor], fixed: set[str]) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return inputs with one mistake each. The inputs ``fixed`` have no variable dims."""
-    misfits: list[tuple[str, dict[str, Tensor]]] = []
+def _invalid_inputs(given: dict[str, Tensor], fixed: set[str]) -> list[tuple[str, dict[str, Tensor]]]:
+    """Return invalid inputs, each with one mistake. The inputs ``fixed`` have no variable dims."""
+    invalid: list[tuple[str, dict[str, Tensor]]] = []
     for name, tensor in given.items():
         other: Tensor = np.zeros(tensor.shape, np.int8)
         if isinstance(tensor, np.ndarray) and tensor.dtype == np.int8:
             other = np.zeros(tensor.shape, np.float64)
-        misfits.append((f"another data type for '{name}'", given | {name: other}))
-        misfits.append((f"one dimension more for '{name}'", given | {name: tensor.reshape((*tensor.shape, 1))}))
+        invalid.append((f"another data type for '{name}'", given | {name: other}))
+        invalid.append((f"one dimension more for '{name}'", given | {name: tensor.reshape((*tensor.shape, 1))}))
         if name in fixed:
-            misfits.append((f"a longer row of '{name}'", given | {name: _longer(tensor)}))
-    return misfits
+            invalid.append((f"a longer row of '{name}'", given | {name: _longer(tensor)}))
+    return invalid
 
 
 def _longer(tensor: Tensor) -> Tensor:

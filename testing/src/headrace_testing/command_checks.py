@@ -19,7 +19,7 @@ class CommandChecks:
     """A subclass sets ``plugin``, the module of the entry point, and ``command``, its name.
 
     ``good`` are arguments with which it succeeds; None skips the check. ``bad`` are arguments that fail, such as a
-    missing file: it must say so in a few words, with exit code 1.
+    missing file: the command prints the reason, and its exit code is 1.
     """
 
     plugin: ClassVar[str]
@@ -28,41 +28,41 @@ class CommandChecks:
     bad: ClassVar[Sequence[str] | None] = None
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run ``headrace COMMAND WORDS`` in a process of its own."""
+        """Run ``headrace COMMAND WORDS`` in its own process."""
         line = [sys.executable, "-m", "headrace_cli", self.command, *words]
         return subprocess.run(line, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
 
-    def test_help_shows_it_in_one_line(self) -> None:
+    def test_its_help_is_one_line(self) -> None:
         kind: type[Command] = part_of(self.plugin, "command", self.command)
         for text in (kind.help, kind.example):
             assert text == " ".join(text.split()), f"{text!r} is not one line"
         assert not kind.example or kind.example.startswith(f"headrace {self.command}"), kind.example
 
-    def test_the_command_line_finds_it_and_explains_it(self) -> None:
-        told = self.call("--help")
-        assert (told.returncode, told.stderr) == (0, ""), (
+    def test_the_command_line_finds_it(self) -> None:
+        finished = self.call("--help")
+        assert (finished.returncode, finished.stderr) == (0, ""), (
             f"no installed distribution brings command '{self.command}'; add an entry point of the group headrace: "
-            f'{self.command} = "{self.plugin}". {told.stderr}'
+            f'{self.command} = "{self.plugin}". {finished.stderr}'
         )
-        assert told.stdout.startswith(f"usage: headrace {self.command}"), told.stdout
+        assert finished.stdout.startswith(f"usage: headrace {self.command}"), finished.stdout
 
     def test_an_unknown_option_is_refused(self) -> None:
-        told = self.call("--no-such-option-of-any-command")
-        assert told.returncode == 1, f"exit code {told.returncode} instead of 1"
-        assert told.stderr, "it says nothing on stderr"
-        assert not told.stdout, f"the complaint belongs on stderr: {told.stdout!r}"
-        assert "Traceback" not in told.stderr, told.stderr
+        finished = self.call("--no-such-option-of-any-command")
+        assert finished.returncode == 1, f"exit code {finished.returncode} instead of 1"
+        assert finished.stderr, "stderr is empty"
+        assert not finished.stdout, f"the error must be on stderr, not stdout: {finished.stdout!r}"
+        assert "Traceback" not in finished.stderr, finished.stderr
 
     def test_it_succeeds(self) -> None:
         if self.good is None:
-            pytest.skip("it names no arguments with which it succeeds")
-        told = self.call(*self.good)
-        assert told.returncode == 0, f"exit code {told.returncode}: {told.stderr}"
+            pytest.skip("it names no good arguments")
+        finished = self.call(*self.good)
+        assert finished.returncode == 0, f"exit code {finished.returncode}: {finished.stderr}"
 
-    def test_what_it_cannot_do_is_said_without_a_traceback(self) -> None:
+    def test_a_failure_is_reported_without_a_traceback(self) -> None:
         if self.bad is None:
-            pytest.skip("it names no arguments that it cannot do")
-        told = self.call(*self.bad)
-        assert told.returncode == 1, f"exit code {told.returncode} instead of 1"
-        assert told.stdout + told.stderr, "it says nothing"
-        assert "Traceback" not in told.stderr, told.stderr
+            pytest.skip("it names no bad arguments")
+        finished = self.call(*self.bad)
+        assert finished.returncode == 1, f"exit code {finished.returncode} instead of 1"
+        assert finished.stdout + finished.stderr, "it prints nothing"
+        assert "Traceback" not in finished.stderr, finished.stderr

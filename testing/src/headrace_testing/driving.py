@@ -1,4 +1,4 @@
-"""The backend under test: its claims, and how it runs, in a server or directly."""
+"""The backend under test: its claims, and its use in a server or directly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Subject:
     max_batch: ClassVar[int] = 8
     zero_rows: ClassVar[bool] = True
     thread_bound: ClassVar[bool] = False
-    #: Fifty reloads may add at most 8 MiB of memory: allocators keep some.
+    #: The maximum growth of memory in 40 reloads. Allocators keep some.
     reload_growth_bytes: ClassVar[int] = 8 << 20
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
@@ -94,9 +94,9 @@ def part_of(plugin: str, kind: str, name: str) -> Any:
     """Return the class ``name`` of the parts of ``kind`` that the module ``plugin`` registers."""
     hook = getattr(importlib.import_module(plugin), f"register_{kind}s")
     assert hasattr(hook, "headrace_impl"), f"'{plugin}' has {hook.__name__} without @hookimpl: no server calls it"
-    named = {part.name: part for part in hook()}
-    assert name in named, f"plugin '{plugin}' registers {sorted(named)}, not '{name}'"
-    return named[name]
+    by_name = {part.name: part for part in hook()}
+    assert name in by_name, f"plugin '{plugin}' registers {sorted(by_name)}, not '{name}'"
+    return by_name[name]
 
 
 def backend_class(plugin: str, backend: str) -> type[Backend]:
@@ -118,7 +118,7 @@ class Driver:
 
     @contextmanager
     def shared(self) -> Iterator[Model]:
-        """Yield the model with what its instances share. Release that at the end."""
+        """Yield the model with the objects that its instances share. Release them at the end."""
         shared = self.backend.share(self._model)
         try:
             yield replace(self._model, shared=shared)
@@ -126,7 +126,7 @@ class Driver:
             self.backend.unshare(shared)
 
     @contextmanager
-    def instance(self, model: Model, number: int = 0) -> Iterator[Driven]:
+    def instance(self, model: Model, number: int = 0) -> Iterator[LoadedInstance]:
         """Yield instance ``number``, loaded. Close it at the end."""
         device = Device(self.backend.devices[-1])
         own = replace(model, instance_name=f"{NAME}_0_{number}", device=device)
@@ -134,18 +134,18 @@ class Driver:
             instance = thread.submit(self.backend.load, own).result()
             try:
                 thread.submit(instance.warm_up).result()
-                yield Driven(instance, InstanceHarness(instance, model.config), thread)
+                yield LoadedInstance(instance, InstanceHarness(instance, model.config), thread)
             finally:
                 thread.submit(instance.close).result()
 
     @contextmanager
-    def loaded(self) -> Iterator[Driven]:
+    def loaded(self) -> Iterator[LoadedInstance]:
         """Yield one instance with its own shared objects."""
-        with self.shared() as model, self.instance(model) as driven:
-            yield driven
+        with self.shared() as model, self.instance(model) as instance:
+            yield instance
 
 
-class Driven:
+class LoadedInstance:
     """A loaded instance."""
 
     def __init__(self, instance: AnyInstance, harness: InstanceHarness, thread: ThreadPoolExecutor) -> None:
@@ -158,7 +158,7 @@ class Driven:
         return outputs_of(answer)
 
     def ticket(self, inputs: Mapping[str, Tensor], check: bool = True) -> Ticket:
-        """Return the ticket of a request, as a scheduler gets it. Without ``check``, the request may be invalid."""
+        """Return the ticket of a request, as a scheduler gets it. If ``check`` is false, the request may be invalid."""
         ticket = Ticket(InferRequest(NAME, inputs), lambda answer, final: None)
         if check:
             self._harness.check(ticket)

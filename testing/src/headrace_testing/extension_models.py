@@ -1,4 +1,4 @@
-"""The other plugins for the test of an extension: backends that double their input, and an interceptor that refuses."""
+"""A plugin for the test of an extension: backends that double their input, and an interceptor that refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace_testing.frontend_models import Doubling, WaitingDoubling, installe
 
 
 class Refusing(Interceptor):
-    """Raises ``refusal`` while there is one."""
+    """Raises ``refusal`` unless it is None."""
 
     name: ClassVar[str] = "refusing"
     refusal: ClassVar[HeadraceError | None] = None
@@ -33,6 +33,6 @@ def register_interceptors() -> list[type[Interceptor]]:
 
 @contextmanager
 def installed_plugin() -> Iterator[None]:
-    """Make this module a plugin of an installed distribution, which servers that are made meanwhile find."""
+    """Make this module a plugin of an installed distribution: servers created in this context find it."""
     with installed(__name__):
         yield

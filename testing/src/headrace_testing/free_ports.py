@@ -1,4 +1,4 @@
-"""Ports for programs that must be told their port. A server of Headrace takes port 0, and says which one it got."""
+"""Free ports for programs that need a port number. A Headrace server takes port 0 instead, and reports its port."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import socket
 from itertools import count
 
-#: Below the ports that systems give to connections and to port 0, so that nothing takes one by chance.
+#: Below the ephemeral ports, which systems give to connections and to port 0.
 _FIRST, _LAST = 18_000, 32_000
-#: Processes begin at different places: those of one test run have neighbouring ids.
-_places = count(os.getpid() * 61)
+#: Each process starts at another port: the ids of processes of one test run are close together.
+_numbers = count(os.getpid() * 61)
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nobody listens, another one at each call."""
-    for place in _places:
-        port = _FIRST + place % (_LAST - _FIRST)
+    """Return a free port of 127.0.0.1, another one at each call."""
+    for number in _numbers:
+        port = _FIRST + number % (_LAST - _FIRST)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -23,4 +23,4 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
-    raise AssertionError("there is no end of numbers")
+    raise AssertionError("unreachable: the numbers do not end")

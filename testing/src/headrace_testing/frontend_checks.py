@@ -1,4 +1,4 @@
-"""Checks of a frontend: the answers of its callers, its start and its stop."""
+"""Checks of a frontend: its answers, its start and its stop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FrontendChecks:
     frontend: ClassVar[str]
     #: The maximum time of a stop without requests in flight.
     stops_in_s: ClassVar[float] = 10.0
-    #: Only ends what hangs.
+    #: The timeout of a check that hangs.
     hanging_s: ClassVar[float] = 90.0
 
     def options(self, port: int) -> Mapping[str, Any]:
@@ -55,9 +55,9 @@ class FrontendChecks:
         raise NotImplementedError
 
     def infer(self, connection: socket.socket, model: str, x: Any) -> Any:
-        """Return the ``y`` that ``model`` answers to ``x`` f32[rows, 2] over ``connection``. Any thread.
+        """Return the output ``y`` of ``model`` for ``x`` f32[rows, 2], requested over ``connection``. Any thread.
 
-        Raises RuntimeError with the text of a refusal.
+        Raises RuntimeError with the text of an error response.
         """
         raise NotImplementedError
 
@@ -68,48 +68,48 @@ class FrontendChecks:
 
     # ------------------------------------------------------------------ answers
 
-    def test_a_caller_gets_the_answer_to_its_request_and_to_the_next(self, served: Served) -> None:
+    def test_consecutive_requests_get_their_own_answers(self, served: Served) -> None:
         with served.connect() as connection:
             for number in range(3):
                 np.testing.assert_array_equal(self.infer(connection, "doubles", _X + number), 2 * (_X + number))
 
-    def test_a_refusal_names_the_model_and_leaves_the_next_request_alone(self, served: Served) -> None:
+    def test_an_unknown_model_is_named_and_the_next_request_succeeds(self, served: Served) -> None:
         with served.connect() as connection, pytest.raises(RuntimeError, match="no_such_model"):
             self.infer(connection, "no_such_model", _X)
         with served.connect() as connection:
             assert self.infer(connection, "doubles", _X).shape == _X.shape
 
-    def test_what_does_not_fit_is_refused_by_the_model(self, served: Served) -> None:
+    def test_a_wrong_shape_is_refused(self, served: Served) -> None:
         with served.connect() as connection, pytest.raises(RuntimeError, match="x"):
             self.infer(connection, "doubles", np.ones((1, 3), np.float32))
 
-    def test_every_request_is_seen_by_interceptors(self, served: Served) -> None:
+    def test_every_request_passes_the_interceptors(self, served: Served) -> None:
         with served.connect() as connection:
             self.infer(connection, "doubles", _X)
         assert [caller.peer for caller in Watching.seen] == ["127.0.0.1"]
 
-    def test_who_says_nothing_keeps_nobody_else_waiting(self, served: Served) -> None:
+    def test_an_idle_connection_does_not_block_others(self, served: Served) -> None:
         with served.connect(), served.connect() as connection:
             assert self.infer(connection, "doubles", _X).shape == _X.shape
 
     # ------------------------------------------------------------------ start and stop
 
-    def test_a_port_in_use_is_said(self, served: Served) -> None:
+    def test_a_port_in_use_is_named(self, served: Served) -> None:
         with pytest.raises(Unavailable, match=str(served.port)):
             on_loop(served.server, self.frontend_class(served.server.engine).start())
 
-    def test_stopping_answers_what_is_in_flight(self, served: Served) -> None:
+    def test_stop_answers_requests_in_flight(self, served: Served) -> None:
         with served.connect() as connection:
-            asking = served.ask(connection, "waits")
-            assert WaitingDoubling.instance.has_begun.wait(self.hanging_s), "the request has not come to the model"
+            answer = served.ask(connection, "waits")
+            assert WaitingDoubling.instance.has_begun.wait(self.hanging_s), "the request has not reached the model"
             stopping = asyncio.run_coroutine_threadsafe(served.frontend.stop(), served.server.loop)
             with pytest.raises(LateError):
                 stopping.result(0.2)  # it waits for the answer
             WaitingDoubling.instance.may.set()
-            np.testing.assert_array_equal(asking.result(self.hanging_s), 2 * _X)
+            np.testing.assert_array_equal(answer.result(self.hanging_s), 2 * _X)
             stopping.result(self.hanging_s)
 
-    def test_stopping_waits_for_nobody_who_asks_nothing_and_gives_the_port_back(self, served: Served) -> None:
+    def test_stop_closes_idle_connections_and_frees_the_port(self, served: Served) -> None:
         with served.connect() as connection:
             self.infer(connection, "doubles", _X)
             asyncio.run_coroutine_threadsafe(served.frontend.stop(), served.server.loop).result(self.stops_in_s)
@@ -126,7 +126,7 @@ class FrontendChecks:
         error = error_of(lambda: Server(tmp_path).plugins.frontends.get(self.frontend))
         assert error is None, f"no server can have frontend '{self.frontend}': {error}"
 
-    def test_it_imports_of_headrace_what_is_exported(self) -> None:
+    def test_it_imports_only_exports_of_headrace(self) -> None:
         assert internal_imports(self.plugin) == []
 
     # ------------------------------------------------------------------ a server
@@ -162,18 +162,18 @@ class FrontendChecks:
 
 @contextmanager
 def _listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Close servers that still listen on ``loop`` at the end, because uvloop would wait for them forever."""
-    create, made = loop.create_server, list[asyncio.Server]()
+    """At the end, close the servers that still listen on ``loop``: uvloop would wait for them forever."""
+    create, listeners = loop.create_server, list[asyncio.Server]()
 
     async def create_server(*arguments: Any, **named: Any) -> asyncio.Server:
-        made.append(await create(*arguments, **named))
-        return made[-1]
+        listeners.append(await create(*arguments, **named))
+        return listeners[-1]
 
     loop.create_server = create_server  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for listener in made:
+        for listener in listeners:
             loop.call_soon_threadsafe(listener.close)
 
 
@@ -188,7 +188,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), self._checks.hanging_s)
 
     def ask(self, connection: socket.socket, model: str) -> Future[Any]:
-        """Return the answer of ``model``, requested on a thread."""
+        """Send a request to ``model`` on a thread. Return its future answer."""
         answer: Future[Any] = Future()
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""The models behind a frontend under test: a plugin with two backends that double, and an interceptor that records."""
+"""A plugin for the test of a frontend: two backends that double, and an interceptor that records callers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace import (
 
 
 class WaitingInstance(Instance):
-    """Doubles ``x`` as soon as ``may`` is set. ``has_begun`` is set when a request has arrived."""
+    """Waits for ``may``, then doubles ``x``. ``has_begun`` is set when a request arrives."""
 
     def __init__(self) -> None:
         self.may, self.has_begun = threading.Event(), threading.Event()
@@ -48,13 +48,13 @@ class WaitingDoubling(Backend):
 
 
 class Doubling(WaitingDoubling):
-    """Another backend with an instance of its own."""
+    """Another backend, with its own instance."""
 
     name: ClassVar[str] = "doubles"
 
 
 class Watching(Interceptor):
-    """Keeps the caller of each request in ``seen``, which the test sets."""
+    """Appends the caller of each request to ``seen``, which the test sets."""
 
     name: ClassVar[str] = "watching"
     seen: ClassVar[list[Caller]]

@@ -1,4 +1,4 @@
-"""A tensor on a device that the host plays: for backends that take `headrace.DeviceTensor`s, without a GPU."""
+"""A tensor on a device that the host simulates: it tests `headrace.DeviceTensor`s without a GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _CPU = 1, 0
 
 
 class PlayedDeviceTensor(DeviceTensor):
-    """The elements of ``array`` on a device. ``copies`` has the shape of each copy to the host, of it or a part of it.
+    """The elements of ``array`` on a simulated device. ``copies`` has the shape of each copy to the host.
 
-    A copy on an event loop raises `RuntimeError`."""
+    A copy on an event loop raises `RuntimeError`.
+    """
 
     def __init__(self, array: npt.NDArray[Any], copies: list[tuple[int, ...]] | None = None) -> None:
         super().__init__(array.shape, array.dtype)
@@ -28,7 +29,7 @@ class PlayedDeviceTensor(DeviceTensor):
         return _CPU
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
-        return np.array(self.memory).__dlpack__(**options)  # a writable copy: not every reader takes another one
+        return np.array(self.memory).__dlpack__(**options)  # a writable copy: some readers refuse a read-only one
 
     def copy_to_host(self) -> npt.NDArray[Any]:
         if _get_running_loop() is not None:

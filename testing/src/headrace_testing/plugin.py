@@ -1,6 +1,6 @@
-"""Headrace's pytest plugin: fixtures, and a summary of the checks that were not run.
+"""Headrace's pytest plugin: fixtures, and a summary of the skipped checks.
 
-Loaded at the start of every pytest run where Headrace is installed, so it imports next to nothing.
+Every pytest run loads it where it is installed, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_model(headrace_repository: Path) -> Callable[..., Path]:
 def headrace_server(headrace_repository: Path) -> Iterator[Callable[..., Any]]:
     """Return a function that starts a server over the repository: ``headrace_server(**options)``.
 
-    It runs in this process, on free ports, and stops at the end of the test. ``options`` are those of
+    It runs in this process, on free ports, and stops at the end of the test. ``options`` are fields of
     `headrace.ServerOptions`.
     """
     from headrace_testing.serving import serve
@@ -63,7 +63,7 @@ def infer() -> Callable[..., Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print which conformance checks were not run, and why, once per reason."""
+    """Print the reason of each skipped conformance check, once per reason."""
     reasons: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

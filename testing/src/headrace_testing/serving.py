@@ -28,9 +28,9 @@ TIMEOUT_S = 60
 
 @contextmanager
 def serve(repository: Path, listen: bool = False, **options: Any) -> Iterator[Server]:
-    """Yield a running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1.
+    """Yield a running server over ``repository``.
 
-    The options of the server then have the ports that it listens on.
+    With ``listen``, it serves HTTP and gRPC on free ports of 127.0.0.1, which are then in its options.
     """
     with ExitStack() as stack:
         if listen:
@@ -58,14 +58,14 @@ def on_loop(server: Server, work: Coroutine[Any, Any, T]) -> T:
 
 
 def infer(server: Server, model: str, inputs: Mapping[str, Any], over: Way = "python") -> dict[str, Tensor]:
-    """Return the outputs of ``model``, requested by ``over``. Raises what the client raises."""
+    """Return the outputs of ``model``, requested by ``over``. Raises the client's errors."""
     tensors = {name: as_tensor(value) for name, value in inputs.items()}
     if over == "python":
         return dict(server.infer(model, tensors).outputs)
     if over == "grpc":
-        return _ask(_client("grpc"), f"127.0.0.1:{server.options.grpc_port}", server, model, tensors, {})
-    how = {"binary_data": over == "http-binary"}
-    return _ask(_client("http"), f"127.0.0.1:{server.options.http_port}", server, model, tensors, how)
+        return _infer_by_client(_client("grpc"), f"127.0.0.1:{server.options.grpc_port}", server, model, tensors, {})
+    options = {"binary_data": over == "http-binary"}
+    return _infer_by_client(_client("http"), f"127.0.0.1:{server.options.http_port}", server, model, tensors, options)
 
 
 def _client(kind: str) -> ModuleType:
@@ -74,17 +74,17 @@ def _client(kind: str) -> ModuleType:
     return module
 
 
-def _ask(
-    client: ModuleType, url: str, server: Server, model: str, tensors: Mapping[str, Tensor], how: dict[str, bool]
+def _infer_by_client(
+    client: ModuleType, url: str, server: Server, model: str, tensors: Mapping[str, Tensor], options: dict[str, bool]
 ) -> dict[str, Tensor]:
     specs = server.resolve(model).outputs
-    asked = []
+    inputs = []
     for name, tensor in tensors.items():
-        asked.append(client.InferInput(name, list(tensor.shape), data_type(tensor).name))
-        asked[-1].set_data_from_numpy(_to_client(tensor), **how)
-    wanted = [client.InferRequestedOutput(name, **how) for name in specs]
+        inputs.append(client.InferInput(name, list(tensor.shape), data_type(tensor).name))
+        inputs[-1].set_data_from_numpy(_to_client(tensor), **options)
+    wanted = [client.InferRequestedOutput(name, **options) for name in specs]
     with client.InferenceServerClient(url) as connection:
-        result = connection.infer(model, asked, outputs=wanted)
+        result = connection.infer(model, inputs, outputs=wanted)
     return {name: _from_client(result.as_numpy(name), spec.datatype) for name, spec in specs.items()}
 
 

@@ -1,4 +1,4 @@
-"""A client of a WebSocket route, by the package websockets."""
+"""A client of a WebSocket route. It uses the package websockets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 _LIMIT_S = 30
-#: How long an answer is waited for. A route may have none.
+#: The maximum wait for an answer. A route may send none.
 _ANSWER_S = 0.5
-#: How long a route may go on without its client.
+#: The maximum time that a route may run after its client has disconnected.
 _END_S = 5
 
 
 class SocketClient:
-    """One WebSocket. ``refused_with`` is the status of the answer that refuses it; 0 if it was accepted."""
+    """One WebSocket. ``refused_with`` is the HTTP status if it is refused, 0 if it is accepted."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -41,8 +41,8 @@ class SocketClient:
         if self._connection is not None:
             self._connecting.__exit__(kind, error, trace)
 
-    def tell(self, message: str | bytes) -> int:
-        """Send ``message`` and read what is answered. Return the code with which the socket is closed, or 0."""
+    def send(self, message: str | bytes) -> int:
+        """Send ``message`` and read one answer. Return the close code if the socket is closed, else 0."""
         from websockets.exceptions import ConnectionClosed
 
         if self._connection is None:
@@ -57,13 +57,13 @@ class SocketClient:
         return 0
 
     def disconnect(self) -> None:
-        """Disconnect without a word."""
+        """Disconnect without a close frame."""
         if self._connection is not None:
             self._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
-async def no_socket_is_served() -> bool:
-    """Return True as soon as the loop runs no route of a WebSocket; False if it does for too long."""
+async def no_socket_is_open() -> bool:
+    """Return True as soon as the loop runs no WebSocket route, False after 5 s."""
     end = asyncio.get_running_loop().time() + _END_S
     while any(_is_socket(task) for task in asyncio.all_tasks()):
         if asyncio.get_running_loop().time() > end:

@@ -1,4 +1,4 @@
-"""Checks of a storage: its models have the stored files, and changes are found."""
+"""Checks of a storage: its models have the stored files, and changes are detected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THREADS = 8
 _CONFIG = b"""backend: "identity" max_batch_size: 8
     input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }"""
 _LARGE = bytes(range(256)) * 4096
-#: Every kind of file: none of them has to be a model.
+#: Every kind of file. The storage does not read them, so they need not be a model.
 _FILES = {
     "config.pbtxt": _CONFIG,
     "labels.txt": "naïve\n".encode(),
@@ -41,16 +41,18 @@ class StorageChecks:
     storage: ClassVar[str]
 
     def store(self, models: Mapping[str, Mapping[str, bytes]]) -> str:
-        """Make the repository contain exactly ``models``: by name, contents by path. Return its URL, always the
-        same."""
+        """Make the repository contain exactly ``models`` (by name, then contents by path). Return its URL.
+
+        The URL is the same at each call.
+        """
         raise NotImplementedError
 
     @pytest.fixture
     def opened(self) -> Iterator[Storage]:
-        """Yield the storage, created as by a server, with one model."""
-        found = self.open({"m": _FILES})
-        yield found
-        found.close()
+        """Yield the storage, created as a server does, with one model."""
+        storage = self.open({"m": _FILES})
+        yield storage
+        storage.close()
 
     def open(self, models: Mapping[str, Mapping[str, bytes]]) -> Storage:
         """Return the storage over ``models``, with the defaults of its plugin's options."""
@@ -61,7 +63,7 @@ class StorageChecks:
         groups: list[type[OptionGroup]] = getattr(import_module(self.plugin), "add_options", list)()
         return kind(url, ServerOptions(model_repository=(url,), plugin_options=[group() for group in groups]))
 
-    def test_it_lists_the_models_that_are_stored(self, opened: Storage) -> None:
+    def test_it_lists_the_stored_models(self, opened: Storage) -> None:
         assert sorted(opened.models()) == ["m"]
         self.store({"n": _MODEL, "m": _MODEL, "m2": _MODEL})
         assert sorted(opened.models()) == ["m", "m2", "n"]
@@ -69,13 +71,13 @@ class StorageChecks:
     def test_a_fingerprint_has_every_file_of_the_model(self, opened: Storage) -> None:
         assert _files(opened, "m") == set(_FILES)
 
-    def test_a_model_has_no_files_of_one_whose_name_begins_alike(self, opened: Storage, tmp_path: Path) -> None:
+    def test_a_model_has_no_files_of_a_longer_name(self, opened: Storage, tmp_path: Path) -> None:
         self.store({"m": {"config.pbtxt": b"m"}, "m2": {"config.pbtxt": b"m2", "1/w": b""}})
         assert _files(opened, "m") == {"config.pbtxt"}
         assert _files(opened, "m2") == {"config.pbtxt", "1/w"}
         assert _read(_fetch(opened, "m", tmp_path)) == {"config.pbtxt": b"m"}
 
-    def test_a_fingerprint_stays_while_nothing_changes(self, opened: Storage, tmp_path: Path) -> None:
+    def test_a_fingerprint_is_stable_while_nothing_changes(self, opened: Storage, tmp_path: Path) -> None:
         before = dict(opened.fingerprint("m"))
         _fetch(opened, "m", tmp_path)
         assert dict(opened.fingerprint("m")) == before
@@ -87,31 +89,31 @@ class StorageChecks:
             pytest.param({"1/weights": _LARGE[::-1]}, id="contents of the same size"),
             pytest.param({"1/weights": b"short"}, id="size"),
             pytest.param({"1/new": b""}, id="new file"),
-            pytest.param({"1/weights": None}, id="file gone"),
+            pytest.param({"1/weights": None}, id="removed file"),
         ],
     )
-    def test_a_change_of_a_file_shows(self, opened: Storage, change: Mapping[str, bytes | None]) -> None:
+    def test_a_change_of_a_file_changes_its_tag(self, opened: Storage, change: Mapping[str, bytes | None]) -> None:
         before = dict(opened.fingerprint("m"))
         changed = {**_FILES, **change}
         self.store({"m": {path: content for path, content in changed.items() if content is not None}})
         (path,) = change
         assert opened.fingerprint("m").get(path) != before.get(path), f"'{path}' has changed, and its tag has not"
 
-    def test_a_model_that_is_gone_has_no_files(self, opened: Storage) -> None:
+    def test_a_removed_model_has_no_files(self, opened: Storage) -> None:
         assert opened.fingerprint("m")
         self.store({"n": _MODEL})
         assert not opened.fingerprint("m")
 
-    def test_what_is_fetched_is_what_was_stored(self, opened: Storage, tmp_path: Path) -> None:
+    def test_fetched_files_equal_the_stored(self, opened: Storage, tmp_path: Path) -> None:
         assert _read(_fetch(opened, "m", tmp_path)) == _FILES
 
-    def test_files_can_be_fetched_by_themselves(self, opened: Storage, tmp_path: Path) -> None:
+    def test_single_files_can_be_fetched(self, opened: Storage, tmp_path: Path) -> None:
         wanted = ["config.pbtxt", "2/weights"]
         directory = opened.fetch("m", wanted, NewDirectories(tmp_path))
         assert {path: (directory / path).read_bytes() for path in wanted} == {path: _FILES[path] for path in wanted}
         assert not opened.whole or _read(directory) == _FILES, "the storage is `whole`, and its directory is not"
 
-    def test_a_fetch_leaves_the_repository_as_it_was(self, opened: Storage, tmp_path: Path) -> None:
+    def test_a_fetch_does_not_change_the_repository(self, opened: Storage, tmp_path: Path) -> None:
         before = dict(opened.fingerprint("m"))
         directory = _fetch(opened, "m", tmp_path / "a")
         if directory.is_relative_to(tmp_path):
@@ -119,16 +121,16 @@ class StorageChecks:
         assert dict(opened.fingerprint("m")) == before
         assert _read(_fetch(opened, "m", tmp_path / "b")) == _FILES
 
-    def test_a_new_version_does_not_touch_the_one_that_is_served(self, opened: Storage, tmp_path: Path) -> None:
+    def test_a_new_version_does_not_change_a_fetched_one(self, opened: Storage, tmp_path: Path) -> None:
         first = _fetch(opened, "m", tmp_path / "a")
         if not first.is_relative_to(tmp_path):
-            pytest.skip("its files are used where they lie")
+            pytest.skip("its files are used in place")
         self.store({"m": {**_FILES, "1/weights": b"new"}})
         second = _fetch(opened, "m", tmp_path / "b")
         assert (first / "1/weights").read_bytes() == _LARGE
         assert (second / "1/weights").read_bytes() == b"new"
 
-    def test_threads_may_fetch_at_once(self, opened: Storage, tmp_path: Path) -> None:
+    def test_threads_fetch_concurrently(self, opened: Storage, tmp_path: Path) -> None:
         self.store({f"m{number}": {**_FILES, "1/weights": b"%d" % number} for number in range(_THREADS)})
 
         def fetched(number: int) -> bytes:
@@ -137,7 +139,7 @@ class StorageChecks:
         with ThreadPoolExecutor(_THREADS) as pool:
             assert list(pool.map(fetched, range(_THREADS))) == [b"%d" % number for number in range(_THREADS)]
 
-    def test_a_file_that_is_not_there_is_an_error_and_not_an_empty_file(self, opened: Storage, tmp_path: Path) -> None:
+    def test_a_missing_file_is_an_error_and_not_an_empty_file(self, opened: Storage, tmp_path: Path) -> None:
         try:
             directory = opened.fetch("m", ["1/nowhere"], NewDirectories(tmp_path))
         except Exception:

@@ -249,7 +249,7 @@ class Kit(BackendConformance):
 
 def test_the_kit_accepts_it(graphs: Any, library: PlayedLibrary) -> None:
     example = Example(doubled(graphs), {"x": X}, {"y": X * 2})
-    Kit().test_tensors_on_a_device_are_taken_like_arrays(example)
+    Kit().test_tensors_on_a_device_are_read_like_arrays(example)
 
 
 def test_models_of_an_ensemble_pass_tensors_on(graphs: Any, library: PlayedLibrary) -> None:

@@ -120,7 +120,7 @@ def test_a_scalar_has_the_shape_1(copies: list[Any]) -> None:
 def test_the_kit_accepts_it(copies: list[Any], write_script: Any, tmp_path: Path) -> None:
     write_script(Twice(), tmp_path / "model.pt")
     kit = Kit()
-    kit.test_tensors_on_a_device_are_taken_like_arrays(Example(tmp_path, {"x": X}, {"y__0": X * 2}))
+    kit.test_tensors_on_a_device_are_read_like_arrays(Example(tmp_path, {"x": X}, {"y__0": X * 2}))
 
 
 def test_a_cuda_region_is_read_and_written_where_it_lies(
