@@ -4,8 +4,8 @@
     python benchmarks/page.py --headrace 'headrace=.venv/bin/headrace' \\
         --headrace 'two workers=.venv/bin/headrace --workers=2' --runs 3 --seconds 3
 
-The prose is that of page.md beside this file; a table takes the place between ``<!-- NAME -->`` and ``<!-- end -->``.
-Those that are not made anew (``--only``) stay as they are on the page. The load varies: each request has an
+Only what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced, and only the tables that are made anew
+(``--only``). The prose of the page stays. The load varies: each request has an
 id, a header and values of its own; a constant one stands beside it. What is worse than Triton is in bold. Needs what
 yardsticks.py makes, and ``wrk``. Takes an hour and a quarter with the defaults. Half an hour of it is
 ``--only engines``, which needs neither a real Triton nor ``--headrace``.
@@ -39,7 +39,7 @@ from settings import Missing, Settings, need_wrk
 from start_up import start_up
 from yardsticks import DEFAULT
 
-PROSE, PAGE = BENCHMARKS / "page.md", BENCHMARKS.parent / "docs" / "performance.md"
+PAGE = BENCHMARKS.parent / "docs" / "performance.md"
 CONNECTIONS = (1, 16, 64)
 LOADS = ("HTTP binary", "HTTP JSON", "gRPC")
 #: What is asked of Headrace, and its inputs. Triton is always asked for its Python identity.
@@ -226,19 +226,14 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
     return page
 
 
-def tables_of(page: str) -> dict[str, str]:
-    """The tables that stand on ``page``, by their names."""
-    return {name: text.strip() for name, text in re.findall(r"<!-- (\S+) -->\n(.*?)<!-- end -->", page, re.S)}
-
-
 def main() -> None:
     options = _parse()
     need_wrk()
     cache = "--cache-config=local,size=67108864"
-    tables = tables_of(options.page.read_text()) if options.page.exists() else {}
+    tables: dict[str, str] = {}
 
     def write() -> None:
-        options.page.write_text(fill(PROSE.read_text(), tables))
+        options.page.write_text(fill((options.page if options.page.exists() else PAGE).read_text(), tables))
 
     def runs(only: str = "", pythons: Sequence[str] = ()) -> str:
         words = f"`python benchmarks/page.py{only}`, {options.runs} runs of {options.seconds:g} s."
