@@ -289,7 +289,7 @@ def silent() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silent")
-def test_onnxruntime_answers_as_onnx_says(cases: list[Case], tmp_path: Path) -> None:
+def test_onnxruntime_computes_the_results_of_onnx(cases: list[Case], tmp_path: Path) -> None:
     from headrace_onnx import OnnxRuntime, Parameters
 
     backend, parameters = OnnxRuntime({}), Parameters(intra_op_thread_count=1)
@@ -302,7 +302,7 @@ def test_onnxruntime_answers_as_onnx_says(cases: list[Case], tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("silent")
-def test_openvino_answers_as_onnx_says(cases: list[Case], tmp_path: Path) -> None:
+def test_openvino_computes_the_results_of_onnx(cases: list[Case], tmp_path: Path) -> None:
     """One case of each kind: OpenVINO takes 50 ms to read, read again and compile one. In CI, only those that show an
     operator, a type or a rank that no case before them does. Functions that are written as graphs (``_expanded``) are
     the engine's matter."""

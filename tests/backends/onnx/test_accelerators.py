@@ -37,7 +37,7 @@ def test_an_unknown_gpu_accelerator_is_refused(graphs: Any) -> None:
 
 
 @pytest.mark.skipif(providers.OPENVINO in onnxruntime.get_available_providers(), reason="openvino is installed")
-def test_a_missing_accelerator_says_how_to_install_it(graphs: Any) -> None:
+def test_the_error_for_a_missing_accelerator_has_the_install_command(graphs: Any) -> None:
     with pytest.raises(LoadError, match=r"needs OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
         graphs.serve(graphs.add(), accelerated("cpu", "openvino"))
 
@@ -115,7 +115,7 @@ def test_a_deprecated_parameter_outside_its_table_is_refused(key: str) -> None:
         Parameters(**{key: 7})  # type: ignore[arg-type]
 
 
-def test_tensorrt_comes_before_cuda_and_the_cpu(graphs: Any) -> None:
+def test_tensorrt_precedes_cuda_and_the_cpu(graphs: Any) -> None:
     config = accelerated(
         "gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="1073741824", trt_engine_cache_enable="1"
     )
@@ -165,13 +165,13 @@ class CpuEngine:
         return [providers.CPU]
 
 
-def test_a_gpu_that_was_asked_for_is_not_replaced_by_the_cpu(graphs: Any) -> None:
+def test_a_configured_gpu_is_not_replaced_by_the_cpu(graphs: Any) -> None:
     model = graphs.model(graphs.add(), AB + "instance_group { kind: KIND_GPU }", device=Device("gpu", 0))
     with pytest.raises(LoadError, match=r"needs CUDAExecutionProvider.*pip install onnxruntime-gpu"):
         providers.device_of(CpuEngine, model)
 
 
-def test_a_gpu_that_nobody_asked_for_gives_way_to_the_cpu(graphs: Any) -> None:
+def test_kind_auto_is_the_cpu_if_the_engine_has_no_gpu(graphs: Any) -> None:
     model = graphs.model(graphs.add(), AB + "instance_group { kind: KIND_AUTO }", device=Device("gpu", 0))
     assert providers.device_of(CpuEngine, model) == Device("cpu")
     assert providers.device_of(GpuEngine, model) == Device("gpu", 0)
@@ -254,7 +254,7 @@ class EveryEngine:
         ("directml", providers.DIRECTML, "device_id", "1"),
     ],
 )
-def test_an_accelerator_without_cuda_comes_before_the_cpu(
+def test_an_accelerator_without_cuda_precedes_the_cpu(
     graphs: Any, name: str, provider: str, key: str, value: str
 ) -> None:
     model = graphs.model(graphs.add(), accelerated("cpu", name, **{key: value}))
@@ -273,7 +273,7 @@ def test_an_accelerator_without_cuda_comes_before_the_cpu(
         ("directml", "the wheel onnxruntime-directml, for Windows, has it"),
     ],
 )
-def test_an_accelerator_that_is_missing_says_which_build_has_it(graphs: Any, name: str, hint: str) -> None:
+def test_the_error_for_a_missing_accelerator_names_the_build_that_has_it(graphs: Any, name: str, hint: str) -> None:
     model = graphs.model(graphs.add(), accelerated("cpu", name))
     with pytest.raises(LoadError) as caught:
         providers.choose(CpuEngine, model, Device("cpu"))
@@ -283,7 +283,7 @@ def test_an_accelerator_that_is_missing_says_which_build_has_it(graphs: Any, nam
 @pytest.mark.parametrize(
     ("kind", "name", "key"), [("gpu", "tensorrt", "trt_extra_plugin_lib_paths"), ("cpu", "openvino", "load_config")]
 )
-def test_what_loads_code_or_names_any_file_does_not_come_with_a_load_request(
+def test_a_load_request_may_not_set_options_that_load_code_or_name_files(
     graphs: Any, kind: str, name: str, key: str
 ) -> None:
     config = accelerated(kind, name, **{key: "here"})

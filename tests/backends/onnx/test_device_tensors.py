@@ -132,7 +132,7 @@ def test_a_tensor_is_read_where_it_lies_and_its_result_stays(graphs: Any, librar
     assert library.done[-2:] == ["end", "DtoH"]
 
 
-def test_results_that_nobody_takes_on_the_device_are_arrays(graphs: Any, library: PlayedLibrary) -> None:
+def test_results_are_arrays_if_the_caller_takes_no_device_tensors(graphs: Any, library: PlayedLibrary) -> None:
     instance = load(graphs, doubled(graphs))
     instance.wants_device_tensors = False
     found: Any = instance.execute({"x": StackedTensors([X, X])})["y"]
@@ -205,7 +205,7 @@ def test_an_input_that_is_an_output_keeps_its_memory(graphs: Any, library: Playe
 
 
 @pytest.mark.parametrize("kind", [each for each in dtypes.ALL if each is not dtypes.BYTES])
-def test_every_type_goes_there_and_back(graphs: Any, library: PlayedLibrary, kind: Any) -> None:
+def test_every_type_survives_a_round_trip(graphs: Any, library: PlayedLibrary, kind: Any) -> None:
     names = {"FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16"}
     element = getattr(TensorProto, names.get(kind.name, kind.name))
     instance = load(graphs, graphs.identity(element, ["n"]))

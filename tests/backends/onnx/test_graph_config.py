@@ -99,7 +99,7 @@ def test_a_variable_input_may_be_fixed_by_the_config_but_an_output_may_not(graph
     assert "tensor 'y': the model expects 2 dimensions (shape [-1,-1])" in error.message
 
 
-def test_the_reshape_is_what_must_match(graphs: Any) -> None:
+def test_the_reshape_must_match_the_graph(graphs: Any) -> None:
     graphs.serve(
         graphs.identity(TensorProto.FLOAT, ["n", 2, 8]),
         'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 16 reshape { shape: [2, 8] } } '

@@ -84,7 +84,7 @@ def test_a_config_with_inputs_and_outputs_is_left_alone(graphs: Any) -> None:
     assert [io.name for io in config.output] == ["S"]
 
 
-def test_inputs_given_with_the_batch_axis_say_that_there_is_no_batching(graphs: Any) -> None:
+def test_inputs_declared_with_the_batch_axis_turn_batching_off(graphs: Any) -> None:
     io = "data_type: TYPE_FP32 dims: [-1, 16]"
     text = f'input [{{ name: "A" {io} }}, {{ name: "B" {io} }}]'
     config = completed(graphs, graphs.add(), text)

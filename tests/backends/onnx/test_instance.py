@@ -46,14 +46,14 @@ def bfloat16_doubler(graphs: Any) -> Any:
     return graphs.serve(graphs.write(nodes, {"x": io}, {"y": io}))
 
 
-def test_bfloat16_goes_in_and_comes_out(graphs: Any) -> None:
+def test_bfloat16_inputs_and_outputs(graphs: Any) -> None:
     x = np.array([[1.5, -2.25, 1e30], [0, 3, 7]], dtype=ml_dtypes.bfloat16)
     y = bfloat16_doubler(graphs).execute({"x": x})["y"]
     assert y.dtype == x.dtype
     np.testing.assert_array_equal(y.astype(np.float32), 2 * x.astype(np.float32))
 
 
-def test_strings_come_out_beside_bfloat16(graphs: Any) -> None:
+def test_string_outputs_beside_bfloat16(graphs: Any) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["f"], to=1),
         helper.make_node("Cast", ["f"], ["y"], to=TensorProto.STRING),
@@ -63,7 +63,7 @@ def test_strings_come_out_beside_bfloat16(graphs: Any) -> None:
     assert y.tolist() == [["1.5", "-2"]]
 
 
-def test_strings_that_go_in_beside_bfloat16_are_refused_at_load(graphs: Any) -> None:
+def test_string_inputs_beside_bfloat16_are_refused_at_load(graphs: Any) -> None:
     ios = {"s": (TensorProto.STRING, ["n"]), "b": (TensorProto.BFLOAT16, ["n"])}
     nodes = [helper.make_node("Identity", ["s"], ["t"]), helper.make_node("Reshape", ["b", "whole"], ["c"])]
     whole = helper.make_tensor("whole", TensorProto.INT64, [1], [-1])
@@ -113,7 +113,7 @@ def test_a_scalar_is_one_element_for_the_client(graphs: Any) -> None:
     assert y[0] == 2.5
 
 
-def test_the_engine_sees_a_scalar_as_a_scalar(graphs: Any) -> None:
+def test_the_engine_gets_a_scalar_as_a_scalar(graphs: Any) -> None:
     path = graphs.write(
         [helper.make_node("Unsqueeze", ["x", "axes"], ["y"])],
         {"x": (TensorProto.FLOAT, [])},
@@ -173,7 +173,7 @@ def test_an_omitted_optional_input_takes_the_graphs_default(graphs: Any) -> None
     np.testing.assert_array_equal(instance.execute({"x": zeros, "W": np.ones(2, np.float32)})["y"], np.ones((3, 2)))
 
 
-def test_a_failed_run_says_why_without_paths_of_the_engines_build(
+def test_the_error_of_a_failed_run_has_no_paths_of_the_engines_build(
     graphs: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     io = (TensorProto.FLOAT, ["n", "m"])
@@ -206,7 +206,7 @@ def test_many_threads_may_run_the_shared_session_at_once(
     assert len({id(instance._session) for instance in instances}) == 1
 
 
-def test_sessions_are_not_shared_when_the_config_says_so(graphs: Any) -> None:
+def test_the_config_can_turn_off_shared_sessions(graphs: Any) -> None:
     backend, path = OnnxRuntime({}), graphs.add()
     model = graphs.model(path)
     backend.complete_config(model)
@@ -240,7 +240,7 @@ def repeating(graphs: Any) -> Any:
     return graphs.write(nodes, io, {"y": (TensorProto.FLOAT, ["n"])})
 
 
-def test_what_may_go_on_for_ever_is_not_for_the_event_loop(graphs: Any) -> None:
+def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(graphs: Any) -> None:
     instance = graphs.serve(repeating(graphs))
     assert not instance.any_thread
     found = instance.execute({"count": np.array([3], np.int64), "x": np.zeros(2, np.float32)})["y"]

@@ -82,7 +82,7 @@ def test_three_lengths_run_in_one_batch_and_each_is_answered_as_if_alone(server:
     assert version.snapshot().executions.inference_count == 3  # the fourth row is padding
 
 
-def test_what_no_bucket_holds_is_refused_and_disturbs_nobody(server: Server) -> None:
+def test_a_request_larger_than_every_bucket_is_refused_alone(server: Server) -> None:
     with pytest.raises(InvalidArgument, match=r"input 'x' has size 9 on axis 0, .* is 8 of \[4, 8\]"):
         server.infer("thread", {"x": np.ones((1, 9), np.float32)})
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 
-def test_the_engine_leaves_no_files_in_the_home_directory(tmp_path: Path) -> None:
+def test_the_engine_writes_no_files_to_the_home_directory(tmp_path: Path) -> None:
     """It keeps unsent telemetry there."""
     environ = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     environ.pop("ORT_DISABLE_TELEMETRY", None)

@@ -81,7 +81,7 @@ def test_requests_of_three_lengths_run_in_one_batch_as_the_engine_would(server: 
     assert (last["requests"], last["rows"], last["reason"]) == (3, 3, "preferred_size")
 
 
-def test_clients_neither_send_nor_see_what_the_server_makes(server: Server) -> None:
+def test_clients_neither_send_nor_receive_batch_inputs(server: Server) -> None:
     view = server.resolve("thread")
     assert list(view.inputs) == ["INPUT"]
     with pytest.raises(InvalidArgument, match="expected 1 inputs but got 2 inputs"):

@@ -39,7 +39,7 @@ def test_a_model_without_a_config_is_served(server: Server, pair: Any) -> None:
     assert len(server.resolve("bare").config.dynamic_batching.preferred_batch_size) <= 1
 
 
-def test_a_broken_model_leaves_the_others_served(server: Server) -> None:
+def test_a_broken_model_does_not_affect_the_others(server: Server) -> None:
     states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
     assert states["bare"][0] == states["echo"][0] == "READY"
     assert states["broken"][0] == "UNAVAILABLE"

@@ -65,7 +65,7 @@ def test_a_directory_without_a_model_is_named(graphs: Any) -> None:
         graphs.serve(directory.parent)
 
 
-def test_another_file_name_comes_from_the_config(graphs: Any) -> None:
+def test_the_config_can_name_another_file(graphs: Any) -> None:
     path = graphs.add()
     (path / "model.onnx").rename(path / "net.onnx")
     graphs.serve(path, 'default_model_filename: "net.onnx"')
@@ -99,7 +99,7 @@ def test_an_unknown_operator_is_named(graphs: Any) -> None:
         graphs.serve(graphs.write([helper.make_node("Nonesuch", ["x"], ["y"])], {"x": io}, {"y": io}))
 
 
-def test_a_missing_engine_says_how_to_install_it(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_engine_has_the_install_command(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without_engine(name: str, *rest: Any) -> Any:
@@ -125,7 +125,7 @@ def test_an_operator_library_outside_the_model_is_refused(graphs: Any) -> None:
         graphs.serve(path, AB + f'model_operations {{ op_library_filename: "{library}" }}')
 
 
-def test_an_operator_library_is_looked_for_in_the_version_and_in_the_model(graphs: Any) -> None:
+def test_an_operator_library_is_found_in_the_version_or_in_the_model(graphs: Any) -> None:
     path = graphs.add()
     for place in (path, path.parent):
         library = place / "libops.so"
@@ -148,7 +148,7 @@ def test_the_graph_level_chooses_the_optimisation(graphs: Any, level: int, expec
     assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
 
 
-def test_everything_is_optimised_unless_the_config_says_otherwise(graphs: Any) -> None:
+def test_graphs_are_fully_optimised_by_default(graphs: Any) -> None:
     assert options_of(graphs).graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
@@ -173,7 +173,7 @@ def test_parameters_reach_the_session(graphs: Any) -> None:
     ("", {}, 4), ("instance_group { kind: KIND_CPU count: 4 }", {}, 2),
     ("instance_group { kind: KIND_CPU count: 4 }", {"intra_op_thread_count": 3}, 3),
 ])  # fmt: skip
-def test_the_log_says_how_many_threads_an_instance_has(
+def test_the_log_has_the_thread_count_of_an_instance(
     graphs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     config: str, parameters: dict[str, int], threads: int,
 ) -> None:  # fmt: skip
@@ -229,7 +229,7 @@ def test_with_the_global_pool_more_models_make_no_more_threads(graphs: Any) -> N
     assert done.stdout.strip() == "1"
 
 
-def test_an_engine_without_a_global_pool_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_a_global_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class OldEngine:
         __version__ = "1.9"
 

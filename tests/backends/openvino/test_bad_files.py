@@ -42,7 +42,7 @@ def write_ir(models: Any) -> Path:
 
 
 @pytest.mark.parametrize("size", [0, 5, 252])
-def test_weights_that_are_shorter_than_the_graph_says_are_refused(models: Any, size: int) -> None:
+def test_weights_shorter_than_the_graph_declares_are_refused(models: Any, size: int) -> None:
     file = write_ir(models) / "model.bin"
     assert file.stat().st_size == 256
     file.write_bytes(file.read_bytes()[:size])
@@ -139,7 +139,7 @@ def test_a_graph_that_is_a_circle_is_refused(models: Any) -> None:
 
 
 @pytest.mark.parametrize("dims", [[1 << 40, 4], [1 << 62, 4], [1 << 32, 1 << 32], [-4], [5]])
-def test_weights_of_another_size_than_their_shape_says_are_refused(models: Any, dims: list[int]) -> None:
+def test_weights_whose_size_differs_from_their_shape_are_refused(models: Any, dims: list[int]) -> None:
     weights = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, raw_data=b"\0" * 16)
     write_onnx(models, [helper.make_node("Add", ["x", "w"], ["y"])], [weights])
     assert "m/1/model.onnx" in reason(models)
@@ -198,7 +198,7 @@ def test_a_process_bounds_the_memory_that_a_graph_can_ask_for(models: Any) -> No
     assert "Failed to allocate" in reason(models)
 
 
-def test_a_name_that_is_no_text_is_told(models: Any) -> None:
+def test_a_name_that_is_not_utf8_is_refused(models: Any) -> None:
     file = write_onnx(models, [helper.make_node("Neg", ["x"], ["y"])], [])
     file.write_bytes(file.read_bytes().replace(b"\1y", b"\1\xff"))
     assert "unable to load model 'm': the name of a tensor is not UTF-8" in reason(models)

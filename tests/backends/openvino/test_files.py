@@ -143,7 +143,7 @@ def test_an_output_that_is_its_input_has_its_own_name(models: Any, operator: str
 
 
 @pytest.mark.parametrize("dims", ["", "-1", "24"])
-def test_dims_that_only_compiling_tells_may_be_told_or_not(models: Any, dims: str) -> None:
+def test_dims_that_only_the_compiled_model_has_are_optional_in_the_config(models: Any, dims: str) -> None:
     config = f"""
         input {{ name: "x" data_type: TYPE_FP32 dims: [2, 3, 4] }}
         input {{ name: "s" data_type: TYPE_INT64 dims: 1 }}
@@ -161,7 +161,7 @@ def test_dims_that_only_compiling_tells_may_be_told_or_not(models: Any, dims: st
     np.testing.assert_array_equal(outputs["y"], x)
 
 
-def test_an_operator_that_openvino_knows_from_memory_only_is_served(models: Any) -> None:
+def test_an_operator_that_openvino_reads_from_memory_only_is_served(models: Any) -> None:
     """The loss of each row is what the row has for its class, negated."""
     write_onnx(
         models,
@@ -222,7 +222,7 @@ def test_of_whole_numbers_of_64_bits_the_lower_32_count(models: Any, kind: str) 
 
 @pytest.mark.parametrize("place", ["graph", "branch"])
 @pytest.mark.parametrize("dims", [[2, 3, 4, 5], ["a", "b", "c", "d"], [2, 3, 2, 3, 2]], ids=str)
-def test_a_tile_returns_only_what_it_was_given(models: Any, dims: list[Any], place: str) -> None:
+def test_a_tile_returns_only_elements_of_its_input(models: Any, dims: list[Any], place: str) -> None:
     """OpenVINO's CPU leaves results unwritten where three axes are repeated as a request says."""
     size, rank = [5 if isinstance(dim, str) else dim for dim in dims], len(dims)
     nodes = [helper.make_node("Tile", ["x", "r"], ["y"])]

@@ -49,7 +49,7 @@ def test_text_that_is_no_graph_is_named(models: Any) -> None:
         ("CPU_EXTENSION_PATH", "model.bin", "m/1/model.bin"),
     ],
 )
-def test_a_parameter_that_cannot_be_had_is_told(models: Any, key: str, value: str, message: str) -> None:
+def test_an_unsupported_parameter_is_refused(models: Any, key: str, value: str, message: str) -> None:
     models.add()
     models.parameter(key, value)
     assert message in reason(models)
@@ -128,7 +128,7 @@ def test_an_instance_keeps_its_part_of_the_streams_busy(
 
 
 @pytest.mark.parametrize("hint", [False, True])
-def test_the_cpu_computes_in_fp32_unless_it_is_told_otherwise(models: Any, hint: bool) -> None:
+def test_the_cpu_computes_in_fp32_by_default(models: Any, hint: bool) -> None:
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     precision = "bf16" if hint and "BF16" in capabilities else "f32"
     model = Model("m", 1, models.add(), ModelConfig(name="m"), Parameters(hint_bf16=hint))
@@ -210,7 +210,7 @@ def repeated(count: Any, x: Any) -> Any:
     return loop.get_iter_value(more.output(0), -1)
 
 
-def test_what_may_go_on_for_ever_is_not_for_the_event_loop(models: Any) -> None:
+def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(models: Any) -> None:
     def network(count: Any, x: Any) -> dict[str, Any]:
         return {"y": opset.relu(repeated(count, x))}
 

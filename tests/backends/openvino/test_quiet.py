@@ -19,7 +19,7 @@ load_engine().Core()
 """
 
 
-def test_the_engine_leaves_no_files_in_the_home_directory_and_does_not_fork(tmp_path: Path) -> None:
+def test_the_engine_writes_no_files_to_the_home_directory_and_does_not_fork(tmp_path: Path) -> None:
     environ = {key: value for key, value in os.environ.items() if key not in ("CI", "TF_BUILD", "JENKINS_URL")}
     environ |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(

@@ -37,7 +37,7 @@ def convolution(models: Any, shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [[-1, 3, -1, -1], [-1, -1, -1, -1]])
-def test_a_graph_of_any_size_is_asked_for_many(models: Any, shape: list[int]) -> None:
+def test_a_graph_with_variable_dims_serves_every_size(models: Any, shape: list[int]) -> None:
     convolution(models, shape)
     with serve(models.root) as server:
         for rows, height, width in ((1, 8, 8), (3, 5, 9), (2, 16, 1), (1, 8, 8)):
@@ -144,7 +144,7 @@ def refusal(models: Any) -> str:
     return entry.reason
 
 
-def test_it_stays_fixed_where_the_config_says_so_and_is_then_refused(models: Any) -> None:
+def test_a_batch_size_fixed_by_the_config_stays_fixed_and_is_refused(models: Any) -> None:
     convolution(models, [1, 3, 8, 8])
     models.parameter("SKIP_OV_DYNAMIC_BATCHSIZE", "YES", FIXED)
     assert "'m', tensor 'x'" in refusal(models)
@@ -180,7 +180,7 @@ def test_a_graph_without_batches_keeps_its_shape(models: Any) -> None:
 
 
 @pytest.mark.parametrize("element", ["i64", "u64", "f64"])
-def test_what_is_computed_with_half_of_its_bits_is_said_at_load(
+def test_tensors_computed_with_half_of_their_bits_are_logged_at_load(
     models: Any, element: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     models.save(lambda x: {"y": opset13.add(x, x)}, {"x": (getattr(openvino.Type, element), [-1, 2])})
@@ -191,7 +191,7 @@ def test_what_is_computed_with_half_of_its_bits_is_said_at_load(
     assert message.endswith(f": x ({kind}), y ({kind})")
 
 
-def test_what_is_computed_as_it_is_is_not_said(models: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_computed_in_their_own_type_are_not_logged(models: Any, caplog: pytest.LogCaptureFixture) -> None:
     models.add()
     with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root):
         pass

@@ -66,7 +66,7 @@ def test_a_model_completes_batching_inputs_outputs_and_policy(completes: Complet
     assert completes(ALL) == parse_text(f'name: "m" backend: "python" {COMPLETED}')
 
 
-def test_what_the_config_says_stays(completes: Completes) -> None:
+def test_fields_of_the_config_are_not_overwritten(completes: Completes) -> None:
     written = (
         'parameters { key: "k" value { string_value: "v" } } version_policy { specific { versions: [1] } } '
         'dynamic_batching { max_queue_delay_microseconds: 500 } input { name: "A" data_type: TYPE_FP32 dims: [4] }'
@@ -78,7 +78,7 @@ def test_what_the_config_says_stays(completes: Completes) -> None:
     assert [each.name for each in config.input] == ["A", "B"]
 
 
-def test_only_what_triton_completes_is_taken_over(completes: Completes) -> None:
+def test_only_the_fields_that_triton_completes_are_used(completes: Completes) -> None:
     config = completes(
         "config.as_dict().update(name='other', backend='identity', default_model_filename='x')\n"
         "config.as_dict()['instance_group'] = [{'count': 50}]\nreturn config"
@@ -86,7 +86,7 @@ def test_only_what_triton_completes_is_taken_over(completes: Completes) -> None:
     assert config == parse_text('name: "m" backend: "python"')
 
 
-def test_a_model_without_the_method_leaves_its_config_alone(tmp_path: Path) -> None:
+def test_the_config_of_a_model_without_the_method_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("class TritonPythonModel: pass")
     written = 'name: "m" backend: "python" max_batch_size: 3 input { name: "A" data_type: TYPE_FP32 dims: [4] }'
     model = Model("m", 1, tmp_path, parse_text(written))
@@ -117,7 +117,9 @@ def test_a_file_that_shows_that_it_has_no_method_is_not_run(tmp_path: Path, base
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_a_failure_is_told_in_words_and_the_config_stays(completes: Completes, body: str, error: str) -> None:
+def test_a_failure_has_a_clear_error_and_does_not_change_the_config(
+    completes: Completes, body: str, error: str
+) -> None:
     with pytest.raises(LoadError) as raised:
         completes(body, "max_batch_size: 2")
     assert error in raised.value.message
@@ -171,9 +173,7 @@ def test_no_more_are_started_at_once_than_there_are_cores(tmp_path: Path, monkey
     assert (tmp_path / "seen").read_text().split() == ["begin", "end"] * 3
 
 
-def test_one_that_hangs_does_not_keep_others_from_starting(
-    completes: Completes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_completion_that_hangs_does_not_delay_others(completes: Completes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "_STARTS", threading.Semaphore(0))
     assert completes("return config", "max_batch_size: 2", timeout_s=1).max_batch_size == 2
 

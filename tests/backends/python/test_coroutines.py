@@ -38,7 +38,7 @@ def test_a_coroutine_runs_on_the_loops_thread_in_the_callers_context(coroutines:
         WHO.reset(token)
 
 
-def test_a_coroutine_that_exits_raises_to_who_waits_and_the_loop_goes_on(
+def test_a_coroutine_that_exits_raises_in_its_caller_and_the_loop_keeps_running(
     coroutines: Coroutines, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SystemExit, match="3"):
@@ -60,7 +60,7 @@ def test_a_task_of_the_model_that_exits_stops_no_other(
     assert "a task of a model has called exit" in caplog.text
 
 
-def test_closing_cancels_what_waits_and_ends_the_thread(coroutines: Coroutines) -> None:
+def test_closing_cancels_waiting_coroutines_and_ends_the_thread(coroutines: Coroutines) -> None:
     waiting, seen = threading.Event(), []
 
     async def wait_for_ever() -> None:
@@ -79,5 +79,5 @@ def test_closing_cancels_what_waits_and_ends_the_thread(coroutines: Coroutines) 
     assert not seen[0].is_alive()
 
 
-def test_closing_what_never_ran_is_nothing() -> None:
+def test_closing_without_a_run_does_nothing() -> None:
     Coroutines("m").close()

@@ -83,9 +83,7 @@ def test_a_saved_model_is_served_and_one_that_cannot_be_loaded_is_not(
     wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "what is left is ready")
 
 
-def test_a_breakpoint_stops_the_model_in_the_terminal_and_nobody_else(
-    serve: Callable[..., Headrace], root: Path
-) -> None:
+def test_a_breakpoint_stops_only_its_own_model(serve: Callable[..., Headrace], root: Path) -> None:
     save(root, "breakpoint()")
     save(root, "given = given + 1", "other")
     server = serve(f"--model-repository={root}", "--dev", interactive=True)
@@ -101,7 +99,7 @@ def test_a_breakpoint_stops_the_model_in_the_terminal_and_nobody_else(
     assert answers == [[7.0, 14.0]]
 
 
-def test_the_isolation_that_is_asked_for_wins_over_dev(serve: Callable[..., Headrace], root: Path) -> None:
+def test_a_configured_isolation_takes_precedence_over_dev(serve: Callable[..., Headrace], root: Path) -> None:
     save(root, "import os; given = given * 0 + os.getpid()")
     in_thread = serve(f"--model-repository={root}", "--dev")
     assert ask(in_thread) == [in_thread.process.pid] * 2

@@ -283,7 +283,7 @@ def test_an_error_of_one_response_reaches_its_caller_bare_and_with_its_code(
     assert (error.code(), error.message()) == (code, text)
 
 
-def test_an_error_of_one_response_leaves_the_other_whole(zoo: PythonModel) -> None:
+def test_an_error_of_one_response_does_not_affect_the_other(zoo: PythonModel) -> None:
     assert float(ask(zoo, "error")[0]["OUT"][0]) == 1
 
 
@@ -332,7 +332,7 @@ def test_none_alone_is_no_answer_to_a_request_without_a_sender(zoo: PythonModel)
     assert other.error.message() == f"{PREFIX}Expected a list in the execute return, found type '<class 'NoneType'>'."
 
 
-def test_a_raise_leaves_the_answer_that_a_sender_has_given(zoo: PythonModel) -> None:
+def test_an_exception_does_not_replace_a_response_that_was_sent(zoo: PythonModel) -> None:
     answered, other = ask(zoo, "sender_then_raises")
     assert float(answered["OUT"][0]) == 7
     assert other.error
@@ -353,7 +353,7 @@ def test_a_second_response_is_refused_to_the_model_and_the_first_stands(zoo: Pyt
     assert "Non-decoupled model cannot send more than one response." in other.error.message()
 
 
-def test_a_sender_that_is_let_go_ends_its_request_with_an_error(zoo: PythonModel) -> None:
+def test_a_dropped_sender_ends_its_request_with_an_error(zoo: PythonModel) -> None:
     for answer in ask(zoo, "sender_dropped"):
         assert answer.error
         assert "released the response sender without a response" in answer.error.message()
@@ -367,7 +367,7 @@ def test_only_the_rescheduled_requests_of_a_batch_are_executed_again(zoo: Python
     assert [float(answer["OUT"][0]) for answer in ask(zoo, "one_again", 3)] == [2, 1, 1]
 
 
-def test_a_rescheduled_request_whose_caller_has_gone_is_not_executed_again(zoo: PythonModel) -> None:
+def test_a_rescheduled_request_is_not_executed_again_after_its_client_disconnects(zoo: PythonModel) -> None:
     request = zoo.request({"WHAT": np.array(["again_for_ever"], object)})
     zoo.model.leave = lambda: zoo.cancel(request)
     ((answer,),) = zoo.execute([request])
@@ -469,15 +469,15 @@ def test_a_decoupled_model_sends_any_number_of_responses(stream: PythonModel) ->
     assert run(stream, "three") == [[0, 1, 2], [0, 1, 2]]
 
 
-def test_responses_may_come_from_another_thread_in_any_order_of_requests(stream: PythonModel) -> None:
+def test_another_thread_may_send_responses_in_any_order_of_requests(stream: PythonModel) -> None:
     assert run(stream, "backwards") == [[0, 1], [0, 1]]
 
 
-def test_a_sender_that_is_let_go_without_final_ends_its_request(stream: PythonModel) -> None:
+def test_a_sender_dropped_without_final_ends_its_request(stream: PythonModel) -> None:
     assert run(stream, "no_final") == [[1], [1]]
 
 
-def test_a_request_that_is_let_go_unanswered_ends_without_a_response(stream: PythonModel) -> None:
+def test_a_request_dropped_unanswered_ends_without_a_response(stream: PythonModel) -> None:
     assert run(stream, "silent") == [[], []]
 
 

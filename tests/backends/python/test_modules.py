@@ -127,7 +127,7 @@ def test_a_missing_module_is_named_as_it_was_imported(write: Callable[..., Path]
         value_of(write("b", model="import nowhere"))
 
 
-def test_what_importing_raises_is_told_with_its_frames(write: Callable[..., Path]) -> None:
+def test_the_error_of_a_failed_import_has_its_frames(write: Callable[..., Path]) -> None:
     file = write("a", model="import helper", helper="def go():\n    raise ValueError('no')\ngo()")
     with pytest.raises(LoadError) as caught:
         value_of(file)
@@ -141,7 +141,7 @@ def test_a_file_without_the_class_is_refused_in_tritons_words(write: Callable[..
         value_of(write("a", model="x = 1"))
 
 
-def test_a_module_of_pytorch_is_told_its_backend(write: Callable[..., Path]) -> None:
+def test_the_error_for_a_module_of_pytorch_names_its_backend(write: Callable[..., Path]) -> None:
     file = write("a", model="import torch\nclass Net(torch.nn.Module): pass", torch="class nn:\n class Module: pass")
     with pytest.raises(LoadError) as caught:
         value_of(file)
@@ -160,7 +160,7 @@ def test_a_thread_that_a_model_starts_finds_its_runtime(write: Callable[..., Pat
     assert current() is None
 
 
-def test_a_closed_model_leaves_no_module_and_is_freed(write: Callable[..., Path]) -> None:
+def test_a_closed_model_is_freed_with_its_modules(write: Callable[..., Path]) -> None:
     modules = IsolatedModules(write("a", model="import helper" + CLASS, helper=""), Runtime("m"))
     package, alive = modules.package, weakref.ref(modules.load_class(1))
     assert f"{package}.helper" in sys.modules

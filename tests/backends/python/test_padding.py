@@ -40,9 +40,7 @@ dynamic_batching { } instance_group { count: 1 kind: KIND_CPU }
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_python_model_gets_requests_of_the_sizes_that_are_said_and_answers_are_cut(
-    tmp_path: Path, isolation: str
-) -> None:
+def test_a_python_model_gets_padded_requests_and_its_responses_are_cut(tmp_path: Path, isolation: str) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text(MODEL)
     values = {

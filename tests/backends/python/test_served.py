@@ -388,7 +388,7 @@ def test_add_sub_adds_and_subtracts(server: Any, module: Any) -> None:
     assert result.as_numpy("OUTPUT1").tolist() == (a - b).tolist()
 
 
-def test_strings_arrive_and_leave_as_bytes(client: http.InferenceServerClient) -> None:
+def test_strings_are_bytes_in_inputs_and_outputs(client: http.InferenceServerClient) -> None:
     words = np.array(["ab", "", "grün", "x" * 70000], np.object_)
     result = client.infer("upper", tensors(http, IN=words))
     assert result.as_numpy("OUT").tolist() == [word.encode().upper() for word in words]
@@ -413,7 +413,7 @@ def test_an_async_decoupled_model_streams_to_many_callers_at_once(server: Any) -
     assert found == {count: [count] * count for count in range(6)}
 
 
-def test_initialize_is_told_who_it_is_and_a_request_what_it_asks(
+def test_initialize_gets_the_instance_and_a_request_its_fields(
     client: http.InferenceServerClient, repository: Path
 ) -> None:
     result = client.infer(
@@ -460,9 +460,7 @@ def test_what_a_model_writes_to_an_answer_is_its_own(client: http.InferenceServe
 
 
 @pytest.mark.parametrize("suffix", ["", "_async"])
-def test_a_chain_of_models_answers_and_one_that_waits_for_itself_is_told_so(
-    client: http.InferenceServerClient, suffix: str
-) -> None:
+def test_a_chain_of_models_answers_and_a_deadlock_is_refused(client: http.InferenceServerClient, suffix: str) -> None:
     def ask(*path: str) -> Any:
         return client.infer(f"asks{suffix}", tensors(http, PATH=np.array([name.encode() for name in path], np.object_)))
 
@@ -481,7 +479,7 @@ def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClie
     assert result.as_numpy("OUT")[0] == before + 1 == server.metric("requests_seen", "metrics")
 
 
-def test_every_update_is_on_the_page_when_the_answer_comes_whatever_thread_made_it(
+def test_updates_of_every_thread_are_on_the_page_before_the_response(
     client: http.InferenceServerClient, server: Any
 ) -> None:
     before = server.metric("updates", "updates")
@@ -648,7 +646,7 @@ def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_each_instance_is_told_its_own_name_and_kind(
+def test_each_instance_gets_its_own_name_and_kind(
     tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
     code = """
@@ -668,7 +666,7 @@ def test_each_instance_is_told_its_own_name_and_kind(
 
 
 @pytest.mark.parametrize("over", ["http", "grpc"])
-def test_a_deadline_of_a_request_ends_what_its_model_has_asked_meanwhile(server: Any, over: str) -> None:
+def test_the_deadline_of_a_request_ends_the_requests_of_its_model(server: Any, over: str) -> None:
     """The instance, which waited for the answer, is free for the next one."""
     for _ in range(2):
         inputs = tensors(http if over == "http" else grpc, IN=np.ones(1, np.int32))

@@ -57,7 +57,7 @@ def test_settings_that_triton_takes_are_taken() -> None:
     assert PythonBackend({"isolation": "thread"}).settings.isolation == "thread"
 
 
-def test_what_is_said_of_processes_reaches_them(tmp_path: Path) -> None:
+def test_settings_for_processes_reach_them(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").touch()
     isolation = PythonBackend({"load-timeout-seconds": "3600", "busy-poll-microseconds": "300"}).isolation(
@@ -67,7 +67,7 @@ def test_what_is_said_of_processes_reaches_them(tmp_path: Path) -> None:
     assert (isolation.start_timeout_s, isolation.load_timeout_s, isolation.busy_poll_us) == (30, 3600, 300)
 
 
-def test_a_process_sleeps_until_a_message_comes_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_process_does_not_poll_by_default(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").touch()
     isolation = PythonBackend({}).isolation(Model("m", 1, tmp_path / "1", ModelConfig(name="m", backend="python")))

@@ -48,7 +48,7 @@ def pb_utils_parameter(args: dict[str, str], key: str) -> str:
     return str(pb_utils.ModelConfig(args["model_config"]).as_dict()["parameters"][key]["string_value"])
 
 
-def test_a_class_is_completed_initialized_and_asked(python_model: OpenModel) -> None:
+def test_a_class_is_completed_initialized_and_executed(python_model: OpenModel) -> None:
     model = python_model(TritonPythonModel, parameters={"factor": "3"})
     assert model.infer({"IN": np.arange(3)})["OUT"].tolist() == [0, 3, 6]
     assert model.config["output"] == [{"name": "OUT", "data_type": "TYPE_INT64", "dims": [-1]}]
@@ -71,7 +71,7 @@ class Closing:
         self.is_closed = True
 
 
-def test_a_finalized_model_can_still_be_looked_at(python_model: OpenModel) -> None:
+def test_a_finalized_model_can_still_be_read(python_model: OpenModel) -> None:
     model = python_model(Closing)
     assert not model.model.is_closed
     model.finalize()
@@ -79,7 +79,7 @@ def test_a_finalized_model_can_still_be_looked_at(python_model: OpenModel) -> No
 
 
 @pytest.mark.parametrize("package", ["headrace_python", "triton_python_backend_utils"])
-def test_what_a_test_imports_says_that_it_is_typed(package: str) -> None:
+def test_packages_for_tests_are_marked_as_typed(package: str) -> None:
     assert (files(package) / "py.typed").is_file()
 
 
@@ -181,7 +181,7 @@ def test_another_decoupled_model_is_a_function_that_yields(
     assert model.infer({"WHAT": np.array(["x"], object)})["OUT"].tolist() == [10]
 
 
-def test_metrics_and_the_log_can_be_looked_at(
+def test_metrics_and_the_log_can_be_read(
     python_model: OpenModel, write_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     code = """
@@ -212,7 +212,7 @@ def test_a_model_that_never_answers_is_a_timeout(python_model: OpenModel, write_
         model.infer({})
 
 
-def test_is_ready_is_what_the_model_says(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
+def test_is_ready_returns_the_result_of_the_model(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
     code = """
     class TritonPythonModel:
         ready = True

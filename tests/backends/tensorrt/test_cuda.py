@@ -26,7 +26,7 @@ def test_threads_that_ask_at_once_get_the_same_gpu(monkeypatch: pytest.MonkeyPat
         assert len(set(pool.map(ask, range(8)))) == 1
 
 
-def test_a_block_comes_back_with_the_last_view_of_it_and_not_before(driver: Any) -> None:
+def test_a_block_is_free_once_its_last_view_is_released(driver: Any) -> None:
     device = cuda.cuda_device(0)
     device.enter()
     gc.collect()  # what other tests have left

@@ -74,7 +74,7 @@ def test_a_spec_that_the_profile_does_not_take_belongs_to_another() -> None:
         ),
     ],
 )
-def test_a_spec_that_cannot_be_is_told(config: str, message: str) -> None:
+def test_an_invalid_spec_is_refused(config: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         rows_of(config)
     assert raised.value.message == message

@@ -32,7 +32,7 @@ def test_a_kept_answer_survives_the_next_execution(plans: Any, pair: Any) -> Non
     np.testing.assert_array_equal(result, pair[0] + pair[1])
 
 
-def test_shapes_are_told_when_they_change_and_only_then(plans: Any, calls: Any) -> None:
+def test_shapes_are_set_only_when_they_change(plans: Any, calls: Any) -> None:
     instance = plans.serve(plans.copy())
     calls.clear()
     for rows in (2, 2, 2, 3, 2):
@@ -67,7 +67,7 @@ def test_inputs_may_have_any_layout(plans: Any) -> None:
     np.testing.assert_array_equal(plans.serve(plans.copy()).execute({"x": x})["y"], x)
 
 
-def test_closing_leaves_nothing_on_the_gpu(plans: Any, pair: Any, driver: Any) -> None:
+def test_closing_frees_all_memory_of_the_gpu(plans: Any, pair: Any, driver: Any) -> None:
     before = driver.used_bytes(0), driver.live_objects
     instance = plans.serve(plans.add(), GRAPHS)
     assert driver.used_bytes(0) > before[0]
@@ -113,7 +113,7 @@ def test_without_a_profile_the_first_executes(plans: Any) -> None:
     )
 
 
-def test_a_refused_shape_leaves_the_instance_in_use(plans: Any) -> None:
+def test_an_instance_serves_on_after_a_refused_shape(plans: Any) -> None:
     instance = plans.serve(plans.copy())
     with pytest.raises(InvalidArgument, match="invalid shape for input 'x'"):
         instance.execute({"x": np.zeros((9, 4), np.float32)})
@@ -154,7 +154,7 @@ def test_captured_executions_run_for_just_their_rows(
         assert len(arguments_of(calls, "execute_async_v3")) == (not was_captured)
 
 
-def test_rows_down_to_the_lower_bound_run_with_what_was_captured_for_more(plans: Any, driver: Any) -> None:
+def test_batches_down_to_the_lower_bound_run_the_graph_of_more_rows(plans: Any, driver: Any) -> None:
     spec = "graph_spec { batch_size: 6 graph_lower_bound { batch_size: 3 } }"
     instance = plans.serve(plans.copy(), f"optimization {{ cuda {{ graphs: true {spec} }} }}")
     for rows, launched in ((2, 0), (3, 1), (5, 1), (6, 1), (7, 0)):
@@ -214,7 +214,7 @@ def test_the_size_of_the_batch_stands_before_the_values_of_a_shape_tensor(
         assert outputs["z"].dtype == dtype
 
 
-def test_values_that_the_profile_does_not_take_are_told(plans: Any, step: Any) -> None:
+def test_values_outside_of_the_profile_are_refused(plans: Any, step: Any) -> None:
     instance = plans.serve(broadcast(plans, step))
     with pytest.raises(InvalidArgument) as refusal:
         instance.execute({"x": np.zeros((2, 1, 1), np.float32), "s": np.array([4, 1], np.int32)})
@@ -238,7 +238,7 @@ def test_an_output_may_be_as_large_as_its_data_say(plans: Any, step: Any, calls:
 # ---------------------------------------------------------------------------
 
 
-def test_an_execution_that_fails_says_what_tensorrt_said_and_the_next_succeeds(plans: Any, driver: Any) -> None:
+def test_a_failed_execution_has_the_error_of_tensorrt_and_the_next_succeeds(plans: Any, driver: Any) -> None:
     instance = plans.serve(plans.copy())
     engine = instance._engine._engine
     engine.plan["fails"] = True
@@ -265,7 +265,9 @@ def test_no_memory_while_it_executes_fails_that_execution_only(
     assert instance.execute({"x": np.ones(64, np.float32)})["found"].tolist() == list(range(64))
 
 
-def test_no_memory_at_load_is_told_and_leaves_nothing(plans: Any, driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_without_memory_is_refused_and_frees_everything(
+    plans: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = driver.used_bytes(0), driver.live_objects
     monkeypatch.setenv("STANDIN_MEMORY_BYTES", str(before[0] + 600))
     with pytest.raises(BackendError, match="out of memory"):

@@ -34,7 +34,7 @@ def refusal(plans: Any, path: Path, config: str, error: type[HeadraceError] = Co
 # ---------------------------------------------------------------------------
 
 
-def test_a_plan_says_all_that_a_config_says(plans: Any) -> None:
+def test_a_config_is_completed_from_a_plan(plans: Any) -> None:
     config = completed(plans, plans.add(most=32))
     assert config.max_batch_size == 32
     assert config.HasField("dynamic_batching")
@@ -117,7 +117,7 @@ def test_shape_tensors_and_formats_are_completed(plans: Any, step: Any) -> None:
         ),
     ],
 )
-def test_a_config_that_does_not_agree_is_told_why(plans: Any, config: str, message: str) -> None:
+def test_a_config_that_contradicts_the_plan_is_refused(plans: Any, config: str, message: str) -> None:
     assert refusal(plans, plans.copy(), f"max_batch_size: 8 {config}") == message
 
 
@@ -131,7 +131,7 @@ def test_a_config_that_does_not_agree_is_told_why(plans: Any, config: str, messa
                      "tensor."),
     ],
 )  # fmt: skip
-def test_a_shape_tensor_must_be_marked_and_leave_the_batch_out(
+def test_a_shape_tensor_must_be_marked_and_has_no_batch_axis(
     plans: Any, step: Any, dims: str, is_marked: bool, message: str
 ) -> None:
     path = plans.write(
@@ -149,7 +149,7 @@ def test_a_shape_tensor_must_be_marked_and_leave_the_batch_out(
         plans.serve(path, config)
 
 
-def test_a_profile_without_bounds_of_values_is_told(plans: Any, step: Any) -> None:
+def test_a_profile_without_bounds_of_values_is_refused(plans: Any, step: Any) -> None:
     io = ("FLOAT", (-1, 1))
     path = plans.write(
         {"x": io, "s": ("INT32", (3,))}, {"y": io}, [step("copy", "x", "y")],
@@ -202,7 +202,7 @@ def test_a_plan_stays_inside_the_model(plans: Any) -> None:
     ("content", "reason"),
     [(b"", "is no TensorRT plan: it is empty"), (b"ftrt broken", "Serialization (magic tag)")],
 )
-def test_a_file_that_is_no_plan_is_named_with_what_tensorrt_says(plans: Any, content: bytes, reason: str) -> None:
+def test_a_file_that_is_no_plan_is_refused_with_the_error_of_tensorrt(plans: Any, content: bytes, reason: str) -> None:
     path = plans.copy()
     (path / "model.plan").write_bytes(content)
     message = refusal(plans, path, "", LoadError)
@@ -237,7 +237,7 @@ def test_a_plan_with_host_code_needs_the_operators_word(plans: Any) -> None:
         plans.serve(path, backend=TensorRT({"version-compatible": "maybe"}))
 
 
-def test_a_tensorrt_that_does_not_start_is_told_with_its_reason(
+def test_a_tensorrt_that_does_not_start_is_an_error_with_its_reason(
     plans: Any, recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(logger: Any) -> None:
@@ -279,7 +279,7 @@ def test_libraries_of_layers_are_loaded_once(plans: Any, calls: Any) -> None:
         ),
     ],
 )
-def test_parameters_that_no_instance_can_follow_are_told(plans: Any, parameters: Parameters, message: str) -> None:
+def test_unsupported_parameters_are_refused(plans: Any, parameters: Parameters, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         plans.serve(plans.copy(), parameters=parameters)
     assert raised.value.message == message
@@ -297,7 +297,7 @@ def test_the_priority_is_that_of_the_stream_and_is_logged(
     assert message in caplog.messages
 
 
-def test_what_has_no_effect_is_said(plans: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_without_an_effect_are_logged(plans: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headrace.tensorrt")
     plans.serve(plans.copy(), "optimization { eager_batching: true cuda { output_copy_stream: true } }")
     assert [text.partition(" has")[0] for text in caplog.messages if "no effect" in text] == [
@@ -354,7 +354,7 @@ def test_a_file_of_weights_is_never_unpickled(plans: Any, step: Any) -> None:
         plans.serve(path, parameters=Parameters(refit_weights="weights.npz"))
 
 
-def test_a_plan_that_cannot_be_refitted_says_how_to_build_it(plans: Any, step: Any) -> None:
+def test_the_error_for_a_plan_that_cannot_be_refitted_has_the_flag(plans: Any, step: Any) -> None:
     path = scaled(plans, step)
     np.savez(path / "weights.npz", k=np.array([3], np.float32))
     with pytest.raises(LoadError, match="cannot be refitted: build it with the flag REFIT"):

@@ -48,7 +48,7 @@ def hidden(tmp_path: Path, source: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
-def test_without_tensorrt_the_command_is_told(tmp_path: Path) -> None:
+def test_without_tensorrt_the_error_has_the_install_command(tmp_path: Path) -> None:
     environ = hidden(tmp_path, "raise ModuleNotFoundError(\"No module named 'tensorrt'\")")
     assert errors_of(tmp_path, environ) == {
         (
@@ -68,7 +68,7 @@ def test_the_bindings_without_their_libraries_are_not_enough(tmp_path: Path) -> 
     assert message.endswith(f"run: {COMMAND}")
 
 
-def test_an_old_tensorrt_is_told(tmp_path: Path) -> None:
+def test_an_old_tensorrt_is_refused(tmp_path: Path) -> None:
     ((_, message),) = errors_of(tmp_path, hidden(tmp_path, "__version__ = '8.6.1'"))
     assert message.startswith(
         "backend 'tensorrt' needs TensorRT 10 or later, not 8.6.1; run: pip install tensorrt-cu13"
@@ -76,7 +76,7 @@ def test_an_old_tensorrt_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a CUDA driver")
-def test_without_a_driver_that_is_told(tmp_path: Path) -> None:
+def test_without_a_driver_the_error_names_it(tmp_path: Path) -> None:
     ((_, message),) = errors_of(tmp_path, hidden(tmp_path, "__version__ = '11.4.0'"))
     assert message.startswith(
         "backend 'tensorrt' runs on NVIDIA GPUs only, and this machine has no CUDA driver (libcuda"
@@ -87,7 +87,7 @@ def test_without_a_driver_that_is_told(tmp_path: Path) -> None:
     ("gpus", "gpu", "what"),
     [("2", 2, "there is no GPU 2: the CUDA driver knows 2"), ("0", 0, "the CUDA driver cannot be used: cuInit failed")],
 )
-def test_a_gpu_that_is_not_there_is_told(tmp_path: Path, standins: Path, gpus: str, gpu: int, what: str) -> None:
+def test_a_missing_gpu_is_refused(tmp_path: Path, standins: Path, gpus: str, gpu: int, what: str) -> None:
     environ = {
         "PYTHONPATH": os.pathsep.join([str(standins), os.environ.get("PYTHONPATH", "")]),
         "LD_LIBRARY_PATH": str(standins),

@@ -74,14 +74,14 @@ def test_an_input_may_have_a_default(models: Any, kind: str) -> None:
         np.testing.assert_array_equal(server.infer("m", inputs).outputs["y"], 5 * X[0])
 
 
-def test_a_shape_that_the_file_does_not_know_is_the_configs(models: Any) -> None:
+def test_a_shape_that_the_file_lacks_is_taken_from_the_config(models: Any) -> None:
     models.frozen(lambda: tf.multiply(placeholder(shape=None), 2.0, name="y"))
     models.config(config(io("input", "x"), io("output", "y")))
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], 2 * X)
 
 
-def test_what_is_padded_comes_with_its_mask(models: Any) -> None:
+def test_a_padded_input_has_its_mask(models: Any) -> None:
     """Of no shape that the file knows: the mask has a row for each, as long as the bucket."""
 
     def build() -> None:
@@ -141,13 +141,13 @@ def test_in_a_graph_of_old_a_placeholder_without_dims_has_any_shape(models: Any)
         (io("input", "x") + io("output", "y", "[3]"), "tensor 'y': the model expects 2 dimensions (shape [-1,2])"),
     ],
 )
-def test_a_config_that_the_graph_does_not_agree_with_is_told(models: Any, tensors: str, message: str) -> None:
+def test_a_config_that_contradicts_the_graph_is_refused(models: Any, tensors: str, message: str) -> None:
     models.frozen(twice)
     models.config(config(tensors))
     assert message in models.reason()
 
 
-def test_of_many_names_the_nearest_are_told(models: Any) -> None:
+def test_the_error_lists_the_nearest_of_many_names(models: Any) -> None:
     def build() -> None:
         x = placeholder()
         for number in range(40):
@@ -160,7 +160,7 @@ def test_of_many_names_the_nearest_are_told(models: Any) -> None:
     assert message.endswith(" more")
 
 
-def test_a_placeholder_that_no_input_feeds_is_told_at_load(models: Any) -> None:
+def test_a_placeholder_that_no_input_feeds_is_refused_at_load(models: Any) -> None:
     def build() -> None:
         x = placeholder()
         tf.multiply(x, placeholder("keep_probability", ()), name="y")
@@ -182,7 +182,7 @@ def test_a_graph_that_is_cut_off_is_named(models: Any, left: int) -> None:
     assert "m/1/model.graphdef'" in models.reason()
 
 
-def test_a_saved_model_in_the_place_of_a_frozen_graph_is_told(models: Any) -> None:
+def test_a_saved_model_in_the_place_of_a_frozen_graph_is_refused(models: Any) -> None:
     version = models.add()
     models.config(config(io("input", "x"), io("output", "y")))
     shutil.move(version / "model.savedmodel", version / "model.graphdef")
@@ -241,7 +241,7 @@ def test_operators_run_once_at_load(models: Any, places: tuple[str, ...]) -> Non
         (None, "init.json' for model 'm' version 1"),
     ],
 )
-def test_a_file_of_operators_that_cannot_be_read_is_told(models: Any, content: str | None, message: str) -> None:
+def test_an_unreadable_file_of_operators_is_refused(models: Any, content: str | None, message: str) -> None:
     version = models.frozen(initialised)
     if content is not None:
         (version / "init.json").write_text(content, encoding="latin-1")
@@ -256,7 +256,7 @@ def test_a_file_of_operators_elsewhere_is_refused(models: Any) -> None:
     assert "is outside the model directory" in models.reason()
 
 
-def test_without_them_the_first_request_says_what_is_missing(models: Any) -> None:
+def test_without_them_the_first_request_fails_with_the_missing_operator(models: Any) -> None:
     models.frozen(initialised)
     models.config(config(io("input", "x"), io("output", "y")))
     with serve(models.root) as server, pytest.raises(Exception, match="variable v"):

@@ -76,13 +76,13 @@ def endless_in_a_branch(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("network", [endless, endless_in_a_branch])
-def test_what_may_go_on_for_ever_is_not_for_the_event_loop(models: Any, network: Any) -> None:
+def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(models: Any, network: Any) -> None:
     with models.loaded(models.model(models.save(network, SPEC))) as (instance,):
         assert not instance.any_thread
         np.testing.assert_array_equal(instance.execute({"x": np.full((1, 2), 0.25, np.float32)})["y"], [[0.5, 0.5]])
 
 
-def test_operators_run_on_the_calling_thread_unless_said_otherwise(models: Any) -> None:
+def test_operators_run_on_the_calling_thread_by_default(models: Any) -> None:
     """A Python function, which TensorFlow calls on the thread that runs the operator, tells."""
     path = models.save(foreign, SPEC)
     seen: list[int] = []
@@ -109,7 +109,7 @@ def test_operators_run_on_the_calling_thread_unless_said_otherwise(models: Any) 
     assert seen == [threading.get_ident()]
 
 
-def test_the_interpreter_goes_on_while_tensorflow_computes(models: Any) -> None:
+def test_the_interpreter_is_free_while_tensorflow_computes(models: Any) -> None:
     path = models.save(lambda x: {"y": tf.linalg.matmul(x, x)}, tf.TensorSpec([1200, 1200], tf.float32, name="x"))
     x = np.ones((1200, 1200), np.float32)
     with models.loaded(models.model(path)) as (instance,):
@@ -131,7 +131,7 @@ def test_the_interpreter_goes_on_while_tensorflow_computes(models: Any) -> None:
     assert turns > 100
 
 
-def test_a_request_that_fails_says_what_and_where_and_the_next_is_answered(models: Any) -> None:
+def test_the_error_of_a_request_names_the_operator_and_the_next_is_answered(models: Any) -> None:
     def check(x: Any) -> Any:
         with tf.control_dependencies([tf.debugging.assert_less(x, 10.0, message="x is too large")]):
             row = tf.identity(x)
@@ -165,9 +165,7 @@ def test_a_python_function_that_this_process_does_not_have_fails_its_request(mod
         server.infer("m", {"x": np.zeros((1, 2), np.float32)})
 
 
-def test_what_a_graph_prints_goes_to_stdout_and_its_answer_to_the_caller(
-    models: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graph_prints_to_stdout_and_answers_the_caller(models: Any, capfd: pytest.CaptureFixture[str]) -> None:
     def printing(x: Any) -> Any:
         with tf.control_dependencies([tf.print("printed:", x[0, 0], output_stream=sys.stdout)]):
             return {"y": tf.identity(x)}

@@ -110,7 +110,7 @@ def hidden(x: Any) -> Any:
         return tf.identity(x)
 
 
-def test_what_nothing_asks_for_is_not_looked_at(models: Any) -> None:
+def test_unused_operators_are_not_checked(models: Any) -> None:
     """Every SavedModel has the operators that saved it; and here is a signature that is not the one that is served."""
     models.save(lambda x: {"y": x}, SPEC, other=lambda x: {"y": hidden(x)})
     assert models.reason() == ""
@@ -134,7 +134,7 @@ def test_an_operator_that_reads_does_not_run_while_shapes_are_inferred(models: A
     assert "complete shape" not in message
 
 
-def test_an_operator_of_init_ops_is_looked_at(models: Any, tmp_path: Path) -> None:
+def test_an_operator_of_init_ops_is_checked(models: Any, tmp_path: Path) -> None:
     target = tmp_path / "written"
 
     def build() -> None:
@@ -221,7 +221,7 @@ def test_a_function_that_names_a_file_itself_is_refused(models: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("operator", ["For", "While", "StatelessWhile", "_If", "MapDefun", "BatchFunction"])
-def test_a_function_that_reads_is_called_once_and_with_what_was_looked_at(
+def test_a_function_that_reads_is_called_once_with_the_checked_value(
     models: Any, tmp_path: Path, operator: str
 ) -> None:
     """A loop hands its function other arguments the second time, and others number them in ways of their own."""

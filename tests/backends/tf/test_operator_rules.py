@@ -93,7 +93,7 @@ def test_every_operator_that_is_given_the_name_of_a_file_is_refused() -> None:
     assert {name for name, is_stateful in named.items() if not reason(name, is_stateful)} == set()
 
 
-def test_what_is_said_to_compute_is_there_and_let_through() -> None:
+def test_every_operator_listed_as_safe_exists_and_is_allowed() -> None:
     """So that the exceptions of the test above stay few."""
     own = own_operators()
     for word, names in COMPUTES.items():
@@ -103,7 +103,7 @@ def test_what_is_said_to_compute_is_there_and_let_through() -> None:
             assert not reason(name, own[name]), name
 
 
-def test_every_operator_that_a_rule_names_is_there() -> None:
+def test_every_operator_of_a_rule_exists() -> None:
     """Operators of versions that are not installed would be listed here."""
     named = {*REFUSED, *WRITES_ALL, *HARMLESS, *STATEFUL, *FILE_INPUTS}
     assert named - own_operators().keys() == set()
@@ -111,7 +111,7 @@ def test_every_operator_that_a_rule_names_is_there() -> None:
         assert any(name.startswith(prefix) for name in own_operators()), prefix
 
 
-def test_an_operator_with_state_that_nobody_has_looked_at_is_refused() -> None:
+def test_a_stateful_operator_without_a_rule_is_refused() -> None:
     assert "not known to do no harm" in reason("BrandNewOperator", True)
     assert reason("BrandNewOperator", False) == ""
 
@@ -120,6 +120,6 @@ def test_an_operator_with_state_that_nobody_has_looked_at_is_refused() -> None:
     ("stream", "is_refused"),
     [("", False), ("stdout", False), ("stderr", False), ("log(info)", False), ("file:///tmp/x", True), ("x", True)],
 )
-def test_what_is_printed_goes_to_the_log_and_to_no_file(stream: str, is_refused: bool) -> None:
+def test_an_operator_prints_to_the_log_and_to_no_file(stream: str, is_refused: bool) -> None:
     node = SimpleNamespace(op="PrintV2", attr={"output_stream": SimpleNamespace(s=stream.encode())})
     assert bool(why_refused(node, True)) == is_refused

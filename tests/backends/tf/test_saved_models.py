@@ -108,7 +108,7 @@ def test_the_signature_is_chosen(models: Any, signature: str, factor: int) -> No
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], factor * X)
 
 
-def test_a_signature_that_is_not_there_is_told_with_those_that_are(models: Any) -> None:
+def test_the_error_for_an_unknown_signature_lists_the_existing_ones(models: Any) -> None:
     models.save(lambda x: {"y": x}, SPEC, twice=lambda x: {"y": 2 * x})
     models.config(models.parameters(TF_SIGNATURE_DEF="other"))
     assert "expected 'other' signature; it has: serving_default, twice" in models.reason()
@@ -148,7 +148,7 @@ def test_the_graph_is_chosen_by_its_tag(models: Any, tag: str, factor: int) -> N
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], factor * X)
 
 
-def test_a_tag_that_is_not_there_is_told_with_those_that_are(models: Any) -> None:
+def test_the_error_for_an_unknown_tag_lists_the_existing_ones(models: Any) -> None:
     tagged(models)
     models.config(models.parameters(TF_GRAPH_TAG="tpu"))
     assert "expected 'tpu' tag; the graphs of '" in (message := models.reason())
@@ -217,7 +217,7 @@ def test_a_directory_without_the_file_is_named(models: Any) -> None:
     assert "saved_model.pb': No such file or directory; a SavedModel is a directory with that file" in models.reason()
 
 
-def test_a_frozen_graph_in_the_place_of_a_saved_model_is_told(models: Any) -> None:
+def test_a_frozen_graph_in_the_place_of_a_saved_model_is_refused(models: Any) -> None:
     file = weighted(models) / "model.savedmodel/saved_model.pb"
     with tf.Graph().as_default() as graph:
         tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
@@ -225,7 +225,7 @@ def test_a_frozen_graph_in_the_place_of_a_saved_model_is_told(models: Any) -> No
     assert "there is no graph in it. A frozen graph is served as model.graphdef, a file" in models.reason()
 
 
-def test_a_file_in_the_place_of_the_directory_is_told(models: Any) -> None:
+def test_a_file_in_the_place_of_the_directory_is_refused(models: Any) -> None:
     version = models.root / "m/1"
     version.mkdir(parents=True)
     (version / "model.savedmodel").write_bytes(b"x")
@@ -233,7 +233,7 @@ def test_a_file_in_the_place_of_the_directory_is_told(models: Any) -> None:
     assert "m/1/model.savedmodel/saved_model.pb': Not a directory" in models.reason()
 
 
-def test_a_placeholder_that_no_input_feeds_is_told_at_load(models: Any) -> None:
+def test_a_placeholder_that_no_input_feeds_is_refused_at_load(models: Any) -> None:
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 2], name="x")
@@ -242,7 +242,7 @@ def test_a_placeholder_that_no_input_feeds_is_told_at_load(models: Any) -> None:
     assert "need the placeholder 'keep_probability', which is none of the inputs x" in models.reason()
 
 
-def test_an_operator_that_nobody_has_is_told(models: Any) -> None:
+def test_an_unknown_operator_is_refused(models: Any) -> None:
     models.save(lambda x: {"y": tf.nn.relu(x)}, SPEC)
 
     def change(meta: Any) -> None:
@@ -290,7 +290,7 @@ PLAIN = 'backend: "tensorflow" '
         ),
     ],
 )
-def test_a_config_that_the_model_does_not_agree_with_is_told(models: Any, config: str, message: str) -> None:
+def test_a_config_that_contradicts_the_model_is_refused(models: Any, config: str, message: str) -> None:
     models.save(lambda x, w: {"y": x + w}, SPEC, tf.TensorSpec([None, 2], tf.float32, name="w"))
     models.config(BATCHED + config + io("output", "y", [2]))
     assert message in models.reason()
@@ -307,7 +307,7 @@ def test_a_config_that_the_model_does_not_agree_with_is_told(models: Any, config
         (io("output", "y", [1]), "tensor 'y': the model expects 2 dimensions (shape [-1,2])"),
     ],
 )
-def test_an_output_that_the_model_does_not_have_is_told(models: Any, output: str, message: str) -> None:
+def test_an_output_that_the_model_lacks_is_refused(models: Any, output: str, message: str) -> None:
     models.save(lambda x: {"y": x}, SPEC)
     models.config(BATCHED + io("input", "x", [2]) + output)
     assert message in models.reason()
@@ -358,7 +358,7 @@ def test_a_scalar_that_the_config_gives_more_dims_is_refused(models: Any) -> Non
     assert "scalar tensor 'x', should only provide 1 in the model configuration" in models.reason()
 
 
-def test_a_rank_that_the_file_does_not_know_is_the_configs(models: Any) -> None:
+def test_a_rank_that_the_file_lacks_is_taken_from_the_config(models: Any) -> None:
     models.save(lambda x: {"y": 2 * x}, tf.TensorSpec(None, tf.float32, name="x"))
     assert "unable to autofill for 'm': the rank of model tensor 'x' is 0 which is not supported" in models.reason()
     models.config(BATCHED + io("input", "x", [2]) + io("output", "y", [2]))
@@ -488,7 +488,7 @@ def test_a_sequence_has_its_controls_and_its_state(models: Any) -> None:
         (("TYPE_FP32 dims: [1] } }", "TYPE_INT32 dims: [1] } }"), "expects datatype TYPE_INT32 for input 'before'"),
     ],
 )
-def test_a_control_or_state_that_the_model_does_not_have_is_told(models: Any, change: Any, message: str) -> None:
+def test_a_control_or_state_that_the_model_lacks_is_refused(models: Any, change: Any, message: str) -> None:
     pytest.importorskip("headrace_sequence")
     accumulating(models)
     models.config(BATCHED + io("input", "x", [1]) + io("output", "y", [1]) + SEQUENCE.replace(*change))

@@ -53,7 +53,7 @@ def test_every_kind_is_served_over(server: Server, over: Way) -> None:
     np.testing.assert_array_equal(found["n"], [[3], [0]])
 
 
-def test_a_broken_model_leaves_the_others_served(server: Server) -> None:
+def test_a_broken_model_does_not_affect_the_others(server: Server) -> None:
     states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
     assert {name: state for name, (state, _) in states.items()} == {
         "bare": "READY",
@@ -64,7 +64,7 @@ def test_a_broken_model_leaves_the_others_served(server: Server) -> None:
     assert "broken/1/model.savedmodel/saved_model.pb' is no SavedModel" in states["broken"][1]
 
 
-def test_a_platform_of_others_is_refused(models: Any) -> None:
+def test_a_platform_of_another_backend_is_refused(models: Any) -> None:
     models.add()
     models.config('backend: "tensorflow" platform: "onnxruntime_onnx"')
     assert "onnxruntime_onnx" in models.reason()

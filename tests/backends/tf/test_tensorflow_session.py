@@ -108,7 +108,7 @@ def accelerators(*names: str, kind: str = "gpu") -> str:
     return f"optimization {{ execution_accelerators {{ {listed} }} }}"
 
 
-def test_mixed_precision_is_asked_for_on_a_gpu(models: Any) -> None:
+def test_mixed_precision_is_enabled_on_a_gpu(models: Any) -> None:
     from tensorflow.core.protobuf import rewriter_config_pb2
 
     found = session_options(models, accelerators("auto_mixed_precision"), device="gpu")
@@ -142,7 +142,7 @@ def test_the_accelerator_gpu_io_changes_nothing(models: Any) -> None:
         (accelerators("tensorrt"), "gpu", "which TensorFlow's packages no longer have"),
     ],
 )
-def test_an_accelerator_that_there_is_not_is_told(models: Any, config: str, device: str, message: str) -> None:
+def test_an_unknown_accelerator_is_refused(models: Any, config: str, device: str, message: str) -> None:
     with pytest.raises((ConfigError, LoadError)) as caught:
         session_options(models, config, device=device)
     assert message in caught.value.message
@@ -249,7 +249,7 @@ def test_the_cores_are_divided_by_the_instances_of_the_first_model(
     assert session_options(models, config).intra_op_parallelism_threads == max(1, available_cores() // instances)
 
 
-def test_the_first_model_decides_about_threads_and_the_next_is_told(
+def test_the_first_model_sets_the_threads_and_the_next_gets_a_warning(
     models: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tensorflow_process, "_threads_of_process", None)
@@ -273,7 +273,7 @@ def test_the_first_model_decides_about_threads_and_the_next_is_told(
         ({"inter_threads": 2, "per_session_threads": True}, 2, True),
     ],
 )
-def test_threads_across_operators_are_as_said(
+def test_threads_across_operators_are_configured(
     models: Any, parameters: dict[str, Any], inter: int, per_session: bool
 ) -> None:
     config = session_options(models, **parameters)
@@ -317,7 +317,7 @@ def test_so_many_instances_share_a_session(models: Any, share: int, sessions: in
 
 
 @pytest.mark.parametrize("value", ["0", "-2"])
-def test_a_session_for_nobody_is_refused(models: Any, value: str) -> None:
+def test_a_session_must_be_shared_by_one_or_more_instances(models: Any, value: str) -> None:
     models.add()
     models.config(models.parameters(MAX_SESSION_SHARE_COUNT=value))
     assert "parameter 'MAX_SESSION_SHARE_COUNT' must be positive number for TensorFlow model" in models.reason()

@@ -92,7 +92,7 @@ def test_native_code_is_not_loaded_without_trust(programs: Any, package: Path) -
         programs.load(CONFIG % NAMES)
 
 
-def test_trust_that_came_with_a_load_request_does_not_count(programs: Any, package: Path) -> None:
+def test_trust_from_a_load_request_is_refused(programs: Any, package: Path) -> None:
     with pytest.raises(ConfigError, match="'trust' of model 'm' came with a load request"):
         programs.load(CONFIG % NAMES, trust=True, is_sent=True)
 
@@ -119,7 +119,7 @@ def test_a_package_for_a_gpu_is_left_to_pytorchs_own_loader(
     "names",
     [NAMES, ("ARGS[0]", "KWARGS[b]", "RESULT[0]", "RESULT[1]"), ("x", "y", "s", "d"), ("a__0", "b__1", "c__0", "d__1")],
 )
-def test_a_trusted_package_answers_what_the_module_answers(
+def test_a_trusted_package_computes_the_results_of_the_module(
     programs: Any, package: Path, names: tuple[str, str, str, str]
 ) -> None:
     instance = programs.load(CONFIG % names, trust=True)
@@ -135,7 +135,7 @@ def test_names_in_another_order_are_still_the_same(programs: Any, package: Path)
     np.testing.assert_allclose(found["RESULT[0]"], expected()[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_config_is_held_against_what_the_package_tells(programs: Any, package: Path) -> None:
+def test_a_config_is_checked_against_the_package(programs: Any, package: Path) -> None:
     good = CONFIG % NAMES
     with pytest.raises(ConfigError, match=r"'INPUT__0': the model expects 2 dimensions \(shape \[-1,16\]\)"):
         programs.load(good.replace("dims: 16", "dims: 17", 1), trust=True)
@@ -149,7 +149,9 @@ def test_a_config_is_held_against_what_the_package_tells(programs: Any, package:
         programs.load(CONFIG % ("ARGS[0]", "KWARGS[c]", "s", "d"), trust=True)
 
 
-def test_a_package_without_its_source_says_less_and_batches_less(programs: Any, package: Path, rewrite: Any) -> None:
+def test_a_package_without_its_source_needs_the_config_and_batches_less(
+    programs: Any, package: Path, rewrite: Any
+) -> None:
     rewrite(package, {".wrapper.cpp": b"// removed"})
     with pytest.raises(ConfigError, match="does not tell whether its first dimension may vary"):
         programs.load(CONFIG % NAMES, trust=True)
@@ -158,7 +160,9 @@ def test_a_package_without_its_source_says_less_and_batches_less(programs: Any, 
     np.testing.assert_allclose(found["OUTPUT__0"], expected()[0][:1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_failure_is_told_in_the_librarys_words_and_passes(programs: Any, package: Path, rewrite: Any) -> None:
+def test_a_failure_has_the_error_of_the_library_and_the_next_call_succeeds(
+    programs: Any, package: Path, rewrite: Any
+) -> None:
     rewrite(package, {".wrapper.cpp": b"// removed"})
     config = (CONFIG % NAMES).replace("max_batch_size: 8", "max_batch_size: 1").replace("dims: 16", "dims: -1")
     instance = programs.load(config, trust=True)

@@ -24,7 +24,7 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.mark.parametrize("make", DERIVED.values(), ids=DERIVED.keys())
-def test_a_place_is_free_once_the_last_tensor_on_it_has_gone(arena: Arena, make: Callable[[Any], Any]) -> None:
+def test_memory_is_free_once_its_last_tensor_is_released(arena: Arena, make: Callable[[Any], Any]) -> None:
     content = memoryview(bytes(range(100)))
     offset = Writer(arena).place(content)
     assert offset is not None

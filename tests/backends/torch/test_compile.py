@@ -99,9 +99,7 @@ def from_zero() -> None:
 
 
 @pytest.mark.parametrize("options", ["", '{"disable": true}'])
-def test_nothing_is_compiled_unless_the_config_says_so(
-    modules: Any, options: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_compiled_by_default(modules: Any, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_compile, "_compile", None)  # it would ask for a compiler
     instance = modules.load(TANH, CONFIG, torch_compile=options)
     assert not isinstance(instance, CompiledInstance)
@@ -136,7 +134,7 @@ def test_each_number_of_rows_is_compiled_for_itself_where_none_may_vary(
     assert "each number of rows is compiled for itself, and the first 8 that come, only, so the first" in caplog.text
 
 
-def test_modules_that_inherit_their_forward_do_not_use_up_each_others_variants(modules: Any) -> None:
+def test_modules_with_an_inherited_forward_have_their_own_variants(modules: Any) -> None:
     if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         pytest.skip("this PyTorch cannot tell them apart")
     code = """
@@ -153,7 +151,7 @@ def test_modules_that_inherit_their_forward_do_not_use_up_each_others_variants(m
             np.testing.assert_allclose(instance.execute({"x": rows(count)})["y"], np.tanh(rows(count)), rtol=1e-5)
 
 
-def test_dims_that_vary_are_said_to_be_compiled_later(modules: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_dims_that_are_compiled_later(modules: Any, caplog: pytest.LogCaptureFixture) -> None:
     instance = modules.load(TANH, CONFIG.replace("[4]", "[-1]"), torch_compile='{"backend": "eager"}')
     with caplog.at_level(logging.WARNING, "headrace.pytorch"):
         instance.warm_up()

@@ -65,7 +65,7 @@ def test_three_models_pass_tensors_on_and_only_the_output_is_copied(server: Serv
     assert sum(shape[0] for shape in copies) == 48
 
 
-def test_a_client_of_a_step_gets_what_it_got_before(server: Server) -> None:
+def test_a_client_of_a_step_gets_host_tensors(server: Server) -> None:
     found = server.infer("script", {"x": X}).outputs["y"]
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, X * 2)
@@ -84,7 +84,7 @@ def test_inputs_are_views_unless_the_model_writes_to_them(copies: list[Any]) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64])
-def test_every_type_goes_there_and_back(copies: list[Any], dtype: Any) -> None:
+def test_every_type_survives_a_round_trip(copies: list[Any], dtype: Any) -> None:
     value = torch.tensor([[0, 1], [1, 0]]).to(dtype)
     (left,) = converter(copies).results(value).values()
     again = converter(copies).tensor("x", StackedTensors([left[1:], left[:1].to_host()]))
@@ -94,7 +94,7 @@ def test_every_type_goes_there_and_back(copies: list[Any], dtype: Any) -> None:
     np.testing.assert_array_equal(np.asarray(left), np.asarray(arrays))
 
 
-def test_tensors_of_another_engine_come_by_dlpack(copies: list[Any]) -> None:
+def test_tensors_of_another_engine_are_read_by_dlpack(copies: list[Any]) -> None:
     foreign = PlayedDeviceTensor(X.copy())
     assert torch.equal(converter(copies).tensor("x", foreign), torch.from_numpy(X))
     assert foreign.copies == []

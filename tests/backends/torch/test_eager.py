@@ -81,7 +81,7 @@ def test_a_class_that_lies_beside_is_served(modules: Any) -> None:
         ),
     ],
 )
-def test_a_file_without_one_class_says_what_it_has(modules: Any, code: str, problem: str) -> None:
+def test_the_error_for_a_file_without_one_class_lists_its_classes(modules: Any, code: str, problem: str) -> None:
     with pytest.raises(LoadError, match=rf"failed to load model 'm': '.*model\.py' {problem}"):
         modules.load(code, X % "x" + Y % "y")
 
@@ -121,7 +121,7 @@ def test_without_code_the_runtime_serves_torchscript_as_triton_does(modules: Any
     np.testing.assert_array_equal(found, 0 * A)
 
 
-def test_code_beside_torchscript_is_not_run_unless_it_is_asked_for(modules: Any, scripts: Any) -> None:
+def test_code_beside_torchscript_runs_only_with_runtime_in_the_config(modules: Any, scripts: Any) -> None:
     modules.write("raise AssertionError")
     np.testing.assert_array_equal(scripts.load(torch.nn.ReLU(), X % "x" + Y % "y").execute({"x": -A})["y"], 0 * A)
 
@@ -139,7 +139,7 @@ def test_inputs_follow_each_convention(modules: Any, first: str, second: str) ->
     np.testing.assert_array_equal(found["b__1"], B)
 
 
-def test_names_go_before_the_order_of_the_config(modules: Any) -> None:
+def test_names_take_precedence_over_the_order_of_the_config(modules: Any) -> None:
     instance = modules.load(DIFFERENCE, X % "b" + X % "a" + Y % "d")
     np.testing.assert_array_equal(instance.execute({"a": A, "b": B})["d"], A - B)
 
@@ -257,7 +257,7 @@ def test_threads_have_the_names_that_triton_gives_them(modules: Any) -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_instances_share_a_module_only_where_the_config_says_so(modules: Any) -> None:
+def test_instances_share_a_module_only_if_configured(modules: Any) -> None:
     path, before = modules.write(forward("self, x", "torch.tensor([id(self)])")), private()
     config = text_format.Parse(modules.CONFIG + X % "x" + Y % "y", ModelConfig())
     for shared, names in ((True, 1), (False, 2)):
@@ -302,7 +302,7 @@ def test_a_model_that_chooses_its_device_is_left_where_it_is(modules: Any) -> No
         ),
     ],
 )
-def test_code_that_fails_is_named_with_its_line_and_leaves_nothing(modules: Any, code: str, message: str) -> None:
+def test_the_error_of_code_has_its_line_and_the_code_is_removed(modules: Any, code: str, message: str) -> None:
     before = private()
     with pytest.raises(LoadError, match=rf"failed to load model 'm': '.*model\.py': {message}"):
         modules.load(code, X % "x" + Y % "y")
@@ -319,7 +319,7 @@ def test_code_that_fails_is_named_with_its_line_and_leaves_nothing(modules: Any,
         ("()", "expects output 0, the model gives 0 outputs"),
     ],
 )
-def test_a_failure_says_what_failed_and_where_and_the_next_call_succeeds(
+def test_a_failure_has_the_error_and_its_line_and_the_next_call_succeeds(
     modules: Any, result: str, message: str
 ) -> None:
     code = forward("self, x", f"x if len(x) == 2 else {result}")

@@ -97,7 +97,7 @@ def reasons(server: Server) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_model_at_fault_leaves_the_others_served(
+def test_a_failing_model_does_not_affect_the_others(
     modules: Any, write_scale: Callable[..., Path], isolation: str
 ) -> None:
     where = parameter("isolation", isolation)
@@ -138,7 +138,7 @@ def test_a_model_that_forks_and_prints_in_a_process_is_served(modules: Any) -> N
         np.testing.assert_array_equal(server.infer("m", {"x": ROWS}).outputs["y"], ROWS)
 
 
-def test_a_config_that_comes_with_a_load_neither_names_a_file_elsewhere_nor_gives_trust(
+def test_a_config_from_a_load_request_may_not_name_a_file_elsewhere_or_set_trust(
     modules: Any, write_scale: Callable[..., Path]
 ) -> None:
     folder = write_scale("m")

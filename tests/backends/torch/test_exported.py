@@ -176,7 +176,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("network", "make"), NETWORKS, ids=[each.__name__ for each, _ in NETWORKS])
 @pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed"])
-def test_networks_compute_what_pytorch_computes(
+def test_networks_compute_the_results_of_pytorch(
     programs: Any, network: type[torch.nn.Module], make: Any, decomposed: bool
 ) -> None:
     torch.manual_seed(3)
@@ -278,7 +278,7 @@ def test_a_config_that_the_program_contradicts_is_refused_in_tritons_words(progr
         programs.load(good + 'output { name: "OUTPUT__2" data_type: TYPE_FP32 dims: 3 }')
 
 
-def test_sizes_beyond_what_was_exported_are_the_callers_fault(programs: Any) -> None:
+def test_sizes_outside_of_the_export_are_invalid_arguments(programs: Any) -> None:
     length = Dim("length", min=4, max=8)
     programs.save(
         Sum(), torch.randn(2, 6), torch.randn(2, 6), dynamic_shapes=({0: ROWS, 1: length}, {0: ROWS, 1: length})
@@ -322,7 +322,7 @@ def test_a_derived_size_holds(programs: Any) -> None:
         instance.execute(inputs | {"b": np.ones(5, np.float32)})
 
 
-def test_a_scalar_goes_in_and_comes_out_as_one_element(programs: Any) -> None:
+def test_a_scalar_is_one_element_in_inputs_and_outputs(programs: Any) -> None:
     class Scaled(torch.nn.Module):
         def forward(self, x: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return (x * by).sum(), torch.stack([by, by])
@@ -336,7 +336,7 @@ def test_a_scalar_goes_in_and_comes_out_as_one_element(programs: Any) -> None:
 
 
 @pytest.mark.parametrize("decomposed", [False, True])
-def test_a_buffer_keeps_what_the_program_writes_to_it(programs: Any, decomposed: bool) -> None:
+def test_a_buffer_keeps_its_new_value(programs: Any, decomposed: bool) -> None:
     program = torch.export.export(Counter(), (torch.zeros(2),))
     path = programs.root / "m" / "1" / "model.pt2"
     path.parent.mkdir(parents=True)
@@ -376,7 +376,7 @@ def test_a_trusted_program_is_loaded_by_pytorch_and_answers_alike(programs: Any)
 
 
 @pytest.mark.parametrize("trust", [False, True])
-def test_a_program_that_is_closed_leaves_none_of_its_source(trust: bool, programs: Any) -> None:
+def test_closing_a_program_removes_its_source(trust: bool, programs: Any) -> None:
     a, b, by = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3)
     path = programs.save(SumAndScale(), (a, b), named={"scale": {"by": by}})
     model = Model("m", 1, path.parent, ModelConfig(name="m"), Parameters(trust=trust))
@@ -391,7 +391,7 @@ def test_a_program_that_is_closed_leaves_none_of_its_source(trust: bool, program
 
 
 @pytest.mark.parametrize("trust", [False, True])
-def test_a_program_that_is_closed_leaves_none_of_its_weights(trust: bool, programs: Any) -> None:
+def test_closing_a_program_frees_its_weights(trust: bool, programs: Any) -> None:
     """Not even if the server has frozen the objects of the load (`gc.freeze`), which no collection then finds."""
     module = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.BatchNorm1d(13)).eval()
     path = programs.save(module, torch.zeros(2, 7))
@@ -432,7 +432,7 @@ def test_constants_among_the_arguments_need_not_be_given(programs: Any) -> None:
         programs.load(trust=True)
 
 
-def test_a_type_that_the_protocol_lacks_is_said(programs: Any) -> None:
+def test_the_error_names_a_type_that_the_protocol_lacks(programs: Any) -> None:
     programs.save(torch.nn.Identity(), torch.ones(2, dtype=torch.complex64))
     with pytest.raises(LoadError, match="unsupported datatype complex64 for input 'input' for model 'm'"):
         programs.load()
@@ -474,7 +474,7 @@ def test_a_program_for_a_gpu_runs_on_the_cpu(programs: Any, rewrite: Any) -> Non
         programs.load()
 
 
-def test_what_may_go_on_for_ever_is_not_for_the_event_loop(programs: Any) -> None:
+def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(programs: Any) -> None:
     x = torch.full((2,), 0.25)
     for module, anywhere, expected in ((Until(), False, 0.5), (InPlaceSum(), True, 1.25)):
         programs.save(module, x)

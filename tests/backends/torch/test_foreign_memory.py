@@ -79,7 +79,7 @@ def test_what_a_script_has_not_written_is_zero(scripts: Any, rewrite: Any, unwri
         "torch._make_dep_token()",
     ],
 )
-def test_a_script_that_leaves_memory_unwritten_is_refused(scripts: Any, rewrite: Any, code: str) -> None:
+def test_a_script_that_returns_unwritten_memory_is_refused(scripts: Any, rewrite: Any, code: str) -> None:
     with_code(rewrite, scripts.save(Returns()), code)
     with pytest.raises(LoadError, match=r"'aten::\w+', which returns memory that it has not written; .*'trust'"):
         scripts.load(None, CONFIG)
@@ -190,7 +190,7 @@ class Writes(torch.nn.Module):
         return made
 
 
-def test_a_script_that_writes_what_it_made_gives_that(scripts: Any) -> None:
+def test_a_script_that_writes_its_new_memory_is_served(scripts: Any) -> None:
     instance = scripts.load(Writes(), CONFIG)
     for _ in range(3):
         np.testing.assert_array_equal(instance.execute({"x": X + 1})["y"], np.stack([X + 1, np.full_like(X, 3)]))
@@ -225,7 +225,7 @@ def test_what_a_program_has_not_written_is_zero(programs: Any, unwritten_byte: i
     assert not instance.execute({"x": X})["OUTPUT__0"].any()
 
 
-def test_a_program_that_leaves_memory_unwritten_is_refused(programs: Any, rewrite: Any) -> None:
+def test_a_program_that_returns_unwritten_memory_is_refused(programs: Any, rewrite: Any) -> None:
     path = programs.save(Made("empty_like"), torch.from_numpy(X))
 
     def change(data: bytes) -> bytes:
@@ -248,7 +248,7 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def test_no_operator_that_is_let_through_has_the_name_of_one_that_does_not_write() -> None:
+def test_no_allowed_operator_has_the_name_of_one_that_does_not_write() -> None:
     """A newer PyTorch may have operators that were not reviewed."""
     names = {full.partition("::")[2].partition(".")[0] for full in torch._C._dispatch_get_all_op_names()
              if full.partition("::")[0] in LIBRARIES}  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_call_starts_while_another_one_computes(scene: Played) -> None:
     assert scene.torch.current[0] is not scene.stream, "copies have streams of their own"
 
 
-def test_results_are_in_pinned_memory_until_the_last_reader_is_gone(scene: Played) -> None:
+def test_results_stay_in_pinned_memory_until_their_last_reader_releases_them(scene: Played) -> None:
     found = [scene.call(x(value)) for value in range(3)]
     assert all(any(np.shares_memory(each, block) for block in scene.pinned) for each in found)
     assert [each[0, 0] for each in found] == [0, 2, 4]
@@ -55,7 +55,7 @@ def test_results_are_in_pinned_memory_until_the_last_reader_is_gone(scene: Playe
     assert len(scene.pinned) == blocks
 
 
-def test_the_rows_of_several_requests_go_to_pinned_memory_if_they_are_many(scene: Played) -> None:
+def test_many_rows_of_several_requests_are_copied_to_pinned_memory(scene: Played) -> None:
     few: Any = StackedTensors([x(1), x(2, 2)])
     np.testing.assert_array_equal(scene.call(few), np.concatenate([x(2), x(4, 2)]))
     sizes = {block.nbytes for block in scene.pinned}
@@ -145,7 +145,7 @@ def test_durations_are_learned_per_row(scene: Played) -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"overlap": False}, {"disable_optimized_execution": True}])
-def test_calls_may_have_to_come_one_by_one(monkeypatch: pytest.MonkeyPatch, parameters: Any) -> None:
+def test_settings_can_turn_off_overlap(monkeypatch: pytest.MonkeyPatch, parameters: Any) -> None:
     scene = Played(monkeypatch, **parameters)
     assert scene.instance.concurrency == 1
     np.testing.assert_array_equal(scene.call(x(1)), x(2))

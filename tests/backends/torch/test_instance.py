@@ -61,7 +61,7 @@ def test_inputs_follow_each_convention(scripts: Any, first: str, second: str) ->
     np.testing.assert_array_equal(instance.execute({first: A, second: B})["d__0"], A - B)
 
 
-def test_names_go_before_the_order_of_the_config(scripts: Any) -> None:
+def test_names_take_precedence_over_the_order_of_the_config(scripts: Any) -> None:
     for first, second in (("b", "a"), ("right__1", "left__0")):
         instance = scripts.load(Difference(), X % first + X % second + Y % "b__1" + Y % "d__0")
         found = instance.execute({first: B, second: A})
@@ -124,7 +124,7 @@ def test_a_position_cannot_be_taken_twice(scripts: Any) -> None:
         scripts.load(Difference(), X % "x__0" + X % "y__0" + Y % "d")
 
 
-def test_dictionaries_go_in_and_come_out_by_their_keys(scripts: Any) -> None:
+def test_dictionaries_are_mapped_by_their_keys(scripts: Any) -> None:
     instance = scripts.load(OfDictionary(), X % "b" + X % "a" + Y % "difference")
     np.testing.assert_array_equal(instance.execute({"a": A, "b": B})["difference"], A - B)
     with pytest.raises(BackendError, match="no output 'sum'; the model gives difference"):
@@ -166,7 +166,7 @@ def test_mixed_precision_is_that_of_pytorch(scripts: Any) -> None:
     np.testing.assert_allclose(np.asarray(y).astype(np.float32), expected)
 
 
-def test_a_failure_says_what_failed_and_the_next_call_succeeds(scripts: Any) -> None:
+def test_a_failure_has_the_error_and_the_next_call_succeeds(scripts: Any) -> None:
     instance = scripts.load(Difference(), X % "a" + X % "b" + Y % "d")
     with pytest.raises(BackendError, match="PyTorch execute failure: The size of tensor"):
         instance.execute({"a": A, "b": B[:2]})
@@ -203,12 +203,12 @@ def test_parameters_are_judged() -> None:
         Parameters(intra_op_thread_count=-1)
 
 
-def test_threads_within_an_operator_are_those_asked_for(scripts: Any) -> None:
+def test_threads_within_an_operator_are_configured(scripts: Any) -> None:
     scripts.load(Difference(), X % "a" + X % "b" + Y % "d", intra_op_thread_count=3)
     assert torch.get_num_threads() == 3
 
 
-def test_a_gpu_that_is_not_there_is_said_to_be_missing(scripts: Any) -> None:
+def test_the_error_names_a_missing_gpu(scripts: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(LoadError, match=r"GPU 0, but PyTorch .* finds 0 GPUs"):

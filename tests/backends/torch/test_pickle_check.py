@@ -52,7 +52,7 @@ def test_what_python_writes_is_undamaged(protocol: int) -> None:
         (b"", "pickle exhausted before seeing STOP"),
     ],
 )
-def test_what_pytorch_does_not_bear_is_named_with_its_place(content: bytes, message: str) -> None:
+def test_the_error_for_a_harmful_pickle_has_its_position(content: bytes, message: str) -> None:
     assert message in pickle_check.damage(content)
 
 
@@ -73,7 +73,7 @@ def test_weights_that_name_something_long_are_refused_at_once(
     assert time.process_time() - began < 20
 
 
-def test_weights_of_an_old_pytorch_are_looked_through_as_well(modules: Any) -> None:
+def test_weights_of_an_old_pytorch_are_checked_too(modules: Any) -> None:
     folder = modules.write(MODULE)
     torch.save({"w": torch.ones(4)}, folder / "model.pt", _use_new_zipfile_serialization=False)
     modules.load(None, CONFIG)
@@ -88,7 +88,7 @@ def test_weights_of_an_old_pytorch_are_looked_through_as_well(modules: Any) -> N
     [(b"X\xff\xff\xff\xff", "expected 4294967295 bytes"), (b"r\xff\xff\xff\xff", "at byte 3")],
     ids=["text", "memo"],
 )
-def test_a_script_that_tells_of_gigabytes_takes_none(
+def test_a_script_that_declares_gigabytes_allocates_none(
     scripts: Any, rewrite: Callable[[Path, Mapping[str, Any]], None], bomb: bytes, message: str
 ) -> None:
     path = scripts.save(torch.nn.Identity())

@@ -35,7 +35,7 @@ def allocator() -> Allocator:
     return Allocator()
 
 
-def test_memory_is_used_again_after_the_last_view_is_gone(allocator: Allocator) -> None:
+def test_memory_is_reused_after_its_last_view_is_released(allocator: Allocator) -> None:
     pool = PinnedArrays(1 << 20, allocator)
     array = pool.array((3, 5), FP32)
     assert (array.shape, array.dtype, array.flags.writeable) == ((3, 5), FP32, True)
@@ -54,7 +54,7 @@ def test_memory_is_used_again_after_the_last_view_is_gone(allocator: Allocator) 
     assert len(allocator.blocks) == 3
 
 
-def test_blocks_are_bounded_and_what_is_more_is_in_ordinary_memory(allocator: Allocator) -> None:
+def test_blocks_are_bounded_and_further_arrays_are_in_ordinary_memory(allocator: Allocator) -> None:
     pool = PinnedArrays(3 << 12, allocator)
     small = [pool.array((1024,), FP32) for _ in range(4)]
     assert [allocator.has(array) for array in small] == [True, True, True, False]
@@ -70,7 +70,7 @@ def test_an_empty_array_takes_no_block(allocator: Allocator) -> None:
     assert allocator.blocks == []
 
 
-def test_a_system_without_more_is_asked_once(allocator: Allocator) -> None:
+def test_a_failed_allocation_is_not_repeated(allocator: Allocator) -> None:
     pool = PinnedArrays(1 << 20, allocator)
     allocator.fails = True
     assert pool.array((8,), FP32).shape == (8,)

@@ -42,7 +42,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", SETTERS)
 @pytest.mark.parametrize("value", [True, False])
-def test_the_first_model_that_says_how_torchscript_runs_wins(
+def test_the_first_model_sets_how_torchscript_runs(
     scripts: Any, name: str, value: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripts.load(torch.nn.ReLU(), CONFIG, **{name: value})
@@ -55,7 +55,7 @@ def test_the_first_model_that_says_how_torchscript_runs_wins(
     assert f"model 'm': {name.upper()} stays {str(value).lower()}" in caplog.text
 
 
-def test_what_no_model_says_stays_as_it_is(scripts: Any) -> None:
+def test_settings_without_a_value_stay_unchanged(scripts: Any) -> None:
     for name, setter in SETTERS.items():
         for value in (True, False):
             setter(value)

@@ -153,7 +153,7 @@ def test_a_program_that_runs_code_is_not_loaded(
 
 
 @pytest.mark.parametrize("make", HARMLESS_FILES, ids=[each.__name__ for each in HARMLESS_FILES])
-def test_what_pytorch_would_run_is_not_even_looked_at(programs: Any, rewrite: Any, tmp_path: Path, make: Any) -> None:
+def test_pickles_that_pytorch_would_run_are_not_read(programs: Any, rewrite: Any, tmp_path: Path, make: Any) -> None:
     made = tmp_path / "made"
     path = programs.save(Network(), torch.from_numpy(X))
     rewrite(path, make(made))
@@ -207,7 +207,7 @@ PURPOSES = {
 }  # fmt: skip
 
 
-def test_no_operator_that_is_let_through_takes_the_name_of_a_file() -> None:
+def test_no_allowed_operator_takes_a_file_name() -> None:
     """A newer PyTorch may have operators that were not reviewed."""
     seen = set()
     for full in torch._C._dispatch_get_all_op_names():
@@ -274,7 +274,7 @@ def test_sizes_are_bounded_while_they_are_computed(target: str, left: int, right
 
 
 @pytest.mark.parametrize(("left", "right"), [(3, 4), (2, 62), (-2, 3), (1, 1 << 40), (2.0, 0.5), (9, -1), (0, 5)])
-def test_sizes_within_bounds_are_what_python_makes_of_them(left: float, right: float) -> None:
+def test_sizes_within_bounds_equal_pythons_arithmetic(left: float, right: float) -> None:
     assert find_operator(torch, "_operator.pow")(left, right) == left**right
     assert find_operator(torch, "_operator.mul")(left, right) == left * right
     if isinstance(left, int) and 0 <= right < 64 and isinstance(right, int):

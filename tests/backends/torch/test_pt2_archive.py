@@ -42,7 +42,7 @@ def refused(programs: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"), [(b"", "no zip"), (b"no model", "no zip"), (b"PK\x05\x06" + bytes(18), "holds nothing")]
 )
-def test_what_is_no_archive_is_said(programs: Any, path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_no_archive_is_refused(programs: Any, path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     refused(programs, message)
 
@@ -63,30 +63,32 @@ def test_damage_anywhere_is_a_load_error_or_none(programs: Any, path: Path, plac
         programs.load()
 
 
-def test_torchscript_is_told_its_name(programs: Any, path: Path, write_script: Callable[..., Path]) -> None:
+def test_the_error_for_torchscript_has_the_file_name_to_use(
+    programs: Any, path: Path, write_script: Callable[..., Path]
+) -> None:
     write_script(Doubled(), path)
     refused(programs, "is TorchScript: call it model.pt")
 
 
-def test_a_pickle_is_told_from_a_program(programs: Any, path: Path) -> None:
+def test_a_pickle_is_no_program(programs: Any, path: Path) -> None:
     torch.save(Doubled().state_dict(), path)
     refused(programs, "is a pickle of torch.save")
 
 
-def test_any_zip_is_told_from_a_program(programs: Any, path: Path) -> None:
+def test_another_zip_is_no_program(programs: Any, path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme\n.txt", "hello")
     refused(programs, r"is neither a program .* it holds readme\\n.txt")
 
 
-def test_a_program_of_old_is_told_what_to_do(programs: Any, path: Path) -> None:
+def test_the_error_for_an_old_program_has_the_remedy(programs: Any, path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("serialized_exported_program.json", "{}")
     refused(programs, "export it again with PyTorch 2.8 or later")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/x", "m/../../x", "m\\..\\x"])
-def test_a_name_that_leaves_the_archive_is_refused(programs: Any, path: Path, rewrite: Any, name: str) -> None:
+def test_a_name_outside_of_the_archive_is_refused(programs: Any, path: Path, rewrite: Any, name: str) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, "x")
     refused(programs, "outside of itself")
@@ -180,7 +182,7 @@ def values_in(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_a_document_says_is_refused_or_served(programs: Any, path: Path, rewrite: Any, seed: int) -> None:
+def test_a_changed_document_is_refused_or_served(programs: Any, path: Path, rewrite: Any, seed: int) -> None:
     chance = random.Random(seed)
 
     def change(document: Any) -> None:

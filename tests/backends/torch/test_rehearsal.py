@@ -129,7 +129,7 @@ def test_code_of_the_user_is_left_alone(modules: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG + 'model_warmup { name: "mine" batch_size: 1 }'])
-def test_the_config_may_say_otherwise(scripts: Any, monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+def test_the_config_can_turn_the_warm_up_off(scripts: Any, monkeypatch: pytest.MonkeyPatch, config: str) -> None:
     instance = scripts.load(Halved(), config, warm_up=config is not CONFIG)
     assert not shapes_of(instance, monkeypatch)
 

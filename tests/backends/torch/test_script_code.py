@@ -106,7 +106,7 @@ def test_code_that_writes_a_file_is_not_loaded_without_trust(scripts: Any, tmp_p
         "x \\\n",
     ],
 )
-def test_other_ways_to_say_it_are_not_loaded_either(scripts: Any, code: str) -> None:
+def test_other_spellings_are_refused_too(scripts: Any, code: str) -> None:
     path = scripts.save(Prints())
     rewrite(path, lambda name, data: data.replace(b"return x", f"y = {code}\n    return x".encode()))
     with pytest.raises(LoadError, match="may do more than compute"):
@@ -161,7 +161,7 @@ def test_a_truncated_file_is_named(scripts: Any) -> None:
         scripts.load(None, CONFIG)
 
 
-def test_a_state_dict_is_told_from_torchscript(scripts: Any) -> None:
+def test_a_state_dict_is_no_torchscript(scripts: Any) -> None:
     path = scripts.save(Prints())
     with warnings.catch_warnings():
         torch.save(Plain().state_dict(), path)

@@ -157,7 +157,7 @@ def test_a_network_out_of_training_does_nothing_else(
         (Often, {"repeats": True}),
     ],
 )
-def test_each_effect_is_told_apart(
+def test_each_effect_is_detected_alone(
     kind: type[torch.nn.Module], does: dict[str, bool], tmp_path: Path, write_script: Any
 ) -> None:
     found = effects_of(torch, opened(kind(), tmp_path, write_script))
@@ -165,7 +165,7 @@ def test_each_effect_is_told_apart(
 
 
 @pytest.mark.parametrize(("module", "anywhere"), [(torch.nn.ReLU(), True), (Until(), False), (AsOften(), False)])
-def test_what_may_go_on_for_ever_is_not_for_the_event_loop(
+def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(
     scripts: Any, module: torch.nn.Module, anywhere: bool
 ) -> None:
     config = (

@@ -80,9 +80,7 @@ def two_instances(repository: Path, more: str = "", **parameters: Any) -> list[I
 
 
 @pytest.mark.parametrize(("shared", "counted"), [(True, [1, 2, 3]), (None, [1, 2, 3]), (False, [1, 1, 2])])
-def test_instances_share_weights_unless_the_config_says_otherwise(
-    save: Any, shared: bool | None, counted: list[int]
-) -> None:
+def test_instances_share_weights_by_default(save: Any, shared: bool | None, counted: list[int]) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
     zeros = {"x": np.zeros(2, np.float32)}
     found = [float(np.asarray(each.execute(zeros)["OUTPUT__0"])[0]) for each in (first, second, first)]
@@ -90,7 +88,7 @@ def test_instances_share_weights_unless_the_config_says_otherwise(
 
 
 @pytest.mark.parametrize(("shared", "takes_turns"), [(None, True), (True, False)])
-def test_what_changes_itself_is_executed_by_one_instance_at_a_time_unless_it_is_said_to_be_shared(
+def test_a_stateful_module_runs_in_one_instance_at_a_time_unless_configured(
     save: Any, shared: bool | None, takes_turns: bool
 ) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
@@ -126,7 +124,7 @@ def test_what_changes_nothing_needs_no_turns(save: Any) -> None:
     assert first.any_thread
 
 
-def test_instances_of_sequences_keep_what_is_left_in_them_apart(save: Any) -> None:
+def test_instances_of_sequences_do_not_share_state(save: Any) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), "sequence_batching { }")
     zeros = {"x": np.zeros(2, np.float32)}
     assert [float(np.asarray(each.execute(zeros)["OUTPUT__0"])[0]) for each in (first, second, first)] == [1, 1, 2]
@@ -171,13 +169,13 @@ def test_two_instances_take_the_memory_of_one(scripts: Any) -> None:
     assert sizes[2] - sizes[1] < 8 * 2**20, "the other uses the same"
 
 
-def test_an_instance_that_closes_leaves_shared_weights_to_the_others(save: Any) -> None:
+def test_closing_an_instance_does_not_free_shared_weights(save: Any) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=True)
     first.close()
     assert list(np.asarray(second.execute({"x": np.zeros(2, np.float32)})["OUTPUT__0"])) == [1, 1]
 
 
-def test_a_sequence_is_told_its_start_and_keeps_its_state(save: Any) -> None:
+def test_a_sequence_gets_its_start_and_keeps_its_state(save: Any) -> None:
     pytest.importorskip("headrace_sequence")
     rows = torch.export.Dim("rows", min=1, max=4)
     repository = save(RunningSum(), *[torch.zeros(2, 1) for _ in range(3)], shapes=[{0: rows} for _ in range(3)])
@@ -206,7 +204,7 @@ class SumOfElements(torch.nn.Module):
         return torch.diff(total, prepend=torch.zeros(1)).unsqueeze(1)
 
 
-def test_a_ragged_input_comes_with_its_batch_input(save: Any) -> None:
+def test_a_ragged_input_has_its_batch_input(save: Any) -> None:
     elements, ends = torch.export.Dim("elements", min=2, max=99), torch.export.Dim("ends", min=1, max=4)
     repository = save(
         SumOfElements(), torch.zeros(5), torch.tensor([2, 5], dtype=torch.int32), shapes=[{0: elements}, {0: ends}]
@@ -227,7 +225,7 @@ class MaskedSum(torch.nn.Module):
         return (x * mask).sum(1, keepdim=True)
 
 
-def test_what_is_padded_comes_with_its_mask(save: Any) -> None:
+def test_a_padded_input_has_its_mask(save: Any) -> None:
     rows, length = torch.export.Dim("rows", min=1, max=4), torch.export.Dim("length", min=2, max=8)
     repository = save(MaskedSum(), torch.zeros(2, 4), torch.zeros(2, 4), shapes=[{0: rows, 1: length}] * 2)
     mask = {"name": "mask", "data_type": "TYPE_FP32"}
@@ -242,7 +240,7 @@ def test_what_is_padded_comes_with_its_mask(save: Any) -> None:
     np.testing.assert_array_equal(np.asarray(found), [[6]])
 
 
-def test_where_a_package_tells_nothing_the_config_is_believed_of_controls_and_state() -> None:
+def test_without_shapes_in_the_package_the_config_declares_controls_and_state() -> None:
     unknown = [
         Leaf(GraphTensor(f"INPUT__{place}", None, "unknown", ()), f"ARGS[{place}]", is_known=False)
         for place in range(3)

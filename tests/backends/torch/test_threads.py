@@ -34,7 +34,7 @@ def of_group(group: str) -> str:
     ("cores", "group", "threads"),
     [(1, "count: 1", 1), (2, "count: 1", 1), (16, "count: 1", 15), (16, "", 8), (2, "", 1), (16, "count: 5", 3)],
 )
-def test_cores_are_divided_and_a_single_instance_leaves_one(
+def test_cores_are_divided_and_a_single_instance_gets_all_but_one(
     scripts: Any, monkeypatch: pytest.MonkeyPatch, cores: int, group: str, threads: int
 ) -> None:
     monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: cores)
@@ -70,9 +70,7 @@ def test_a_thread_that_is_no_instances_computes_alone(scripts: Any) -> None:
     ("variables", "policy", "spins"),
     [({}, "PASSIVE", "0"), ({"GOMP_SPINCOUNT": "77"}, "PASSIVE", "77"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE", "")],
 )
-def test_threads_sleep_while_they_wait_unless_the_environment_says_otherwise(
-    variables: dict[str, str], policy: str, spins: str
-) -> None:
+def test_waiting_threads_sleep_by_default(variables: dict[str, str], policy: str, spins: str) -> None:
     code = "import os; from headrace_torch.torch_process import load_engine; load_engine(); print(dict(os.environ))"
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     clean = {name: value for name, value in os.environ.items() if name not in names}

@@ -148,7 +148,7 @@ def test_a_whole_module_is_unpickled_only_with_trust(modules: Any, folder: Path)
     np.testing.assert_array_equal(modules.load(None, CONFIG, trust=True).execute({"x": X})["y"], Y)
 
 
-def test_trust_that_comes_with_a_request_counts_for_nothing(modules: Any, folder: Path, tmp_path: Path) -> None:
+def test_trust_from_a_load_request_is_refused(modules: Any, folder: Path, tmp_path: Path) -> None:
     torch.save({"x": Runs(tmp_path / "made")}, folder / "model.pt")
     with pytest.raises(ConfigError, match="came with a load request: it counts in the repository only"):
         modules.load(None, CONFIG, is_sent=True, trust=True)
@@ -173,19 +173,19 @@ def test_a_truncated_file_is_named(modules: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     "content", [[WEIGHT, BIAS], ["layer.weight"], {1: WEIGHT}], ids=["tensors", "names", "numbers"]
 )
-def test_what_is_no_dictionary_of_weights_is_told(modules: Any, folder: Path, content: Any) -> None:
+def test_a_file_without_a_dictionary_of_weights_is_refused(modules: Any, folder: Path, content: Any) -> None:
     torch.save(content, folder / "model.pt")
     with pytest.raises(LoadError, match=r"it holds a (list|dict), not the weights of a module by their names"):
         modules.load(None, CONFIG)
 
 
-def test_torchscript_beside_code_is_told(modules: Any, folder: Path, scripts: Any) -> None:
+def test_torchscript_beside_code_is_refused(modules: Any, folder: Path, scripts: Any) -> None:
     scripts.save(torch.nn.Linear(2, 3))
     with pytest.raises(LoadError, match=r"model\.pt': .*TorchScript"):
         modules.load(None, CONFIG)
 
 
-def test_without_safetensors_the_error_says_what_to_install(
+def test_without_safetensors_the_error_has_the_install_command(
     modules: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_file(STATE, folder / "model.safetensors")

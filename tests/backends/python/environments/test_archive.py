@@ -127,7 +127,7 @@ def test_a_flood_of_members_is_refused(pack: Pack, tmp_path: Path, monkeypatch: 
         unpack(pack(*(special(f"d{number}", tarfile.DIRTYPE) for number in range(5))), tmp_path / "into")
 
 
-def test_a_header_that_says_it_is_huge_is_not_read(tmp_path: Path) -> None:
+def test_a_header_that_declares_a_huge_size_is_not_read(tmp_path: Path) -> None:
     member = _member("././@PaxHeader", tarfile.XHDTYPE, size=1 << 32)
     (tmp_path / "archive").write_bytes(member.tobuf() + bytes(2048))
     with pytest.raises(LoadError, match="is no whole tar archive: a header is 4294967296 bytes long"):
@@ -137,7 +137,7 @@ def test_a_header_that_says_it_is_huge_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"no archive at all", b"\x1f\x8bbroken", b"BZh9broken", b"\xfd7zXZ\x00broken"]
 )
-def test_what_is_no_archive_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "archive").write_bytes(content)
     with pytest.raises(LoadError, match="is no whole tar archive: "):
         unpack(tmp_path / "archive", tmp_path / "into")

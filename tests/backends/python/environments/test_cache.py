@@ -60,7 +60,7 @@ def test_two_loads_at_once_make_it_once(cache: Path) -> None:
     assert len(made) == 1
 
 
-def test_a_failure_leaves_nothing_and_the_next_try_starts_anew(cache: Path) -> None:
+def test_a_failure_removes_its_files_and_the_next_attempt_starts_anew(cache: Path) -> None:
     def fail(into: Path) -> None:
         make(into)
         (into / "made").parent.chmod(0o500)

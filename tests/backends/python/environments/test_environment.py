@@ -86,7 +86,7 @@ def test_what_is_unpacked_is_the_users_alone(packed_environment: Path, tmp_path:
     assert (cache / "environments").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_refused_archive_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_refused_archive_is_removed(tmp_path: Path, cache: Path) -> None:
     with tarfile.open(tmp_path / "evil.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("bin/good"))
         archive.addfile(tarfile.TarInfo("../evil"))
@@ -96,7 +96,7 @@ def test_a_refused_archive_leaves_nothing(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise ValueError('lost')"])
-def test_a_conda_unpack_that_fails_leaves_nothing(
+def test_the_files_of_a_failed_conda_unpack_are_removed(
     virtual_environment: Path, tmp_path: Path, cache: Path, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     executable(tmp_path / "root/bin/conda-unpack", code)
@@ -137,7 +137,9 @@ def test_a_config_that_was_sent_names_nothing_outside_the_model(tmp_path: Path, 
         find(setting, model, is_sent=True)
 
 
-def test_a_config_that_was_sent_may_name_what_the_model_has(virtual_environment: Path, tmp_path: Path) -> None:
+def test_a_config_from_a_load_request_may_name_an_environment_of_the_model(
+    virtual_environment: Path, tmp_path: Path
+) -> None:
     shutil.copytree(virtual_environment, tmp_path / "env", symlinks=True)
     found = find("$$TRITON_MODEL_DIRECTORY/env", tmp_path, is_sent=True)
     assert found == find(str(tmp_path / "env"), tmp_path, is_sent=True) == find(str(tmp_path / "env"), tmp_path)

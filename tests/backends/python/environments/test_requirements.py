@@ -62,7 +62,7 @@ def test_what_is_required_is_installed_and_numpy_beside_it(
     assert say(other, "shape") == "round"
 
 
-def test_a_failure_logs_the_last_words_of_pip_and_tells_callers_nothing_of_the_file(
+def test_a_failure_logs_the_last_lines_of_pip_and_callers_do_not_get_them(
     model: Path, cache: Path, wheels: Wheels, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write(model / "requirements.txt", "no-such-thing==1\n")
@@ -106,7 +106,7 @@ def test_a_wrong_hash_is_refused_by_pip(
         "-r inner.txt",
     ],
 )
-def test_an_include_that_leaves_the_model_is_refused(model: Path, tmp_path: Path, cache: Path, line: str) -> None:
+def test_an_include_outside_of_the_model_is_refused(model: Path, tmp_path: Path, cache: Path, line: str) -> None:
     write(tmp_path / "secret.txt", "password\n")
     (model / "link.txt").symlink_to(tmp_path / "secret.txt")
     write(model / "inner.txt", "-r ../secret.txt")

@@ -124,7 +124,7 @@ def test_an_environment_in_a_thread_is_refused(tmp_path: Path, run_headrace: Ser
     assert server.finish() == 1
 
 
-def test_an_environment_that_is_missing_is_told_in_tritons_words(tmp_path: Path, run_headrace: Serve) -> None:
+def test_the_error_for_a_missing_environment_is_tritons(tmp_path: Path, run_headrace: Serve) -> None:
     write(tmp_path / "m", WORD, f'backend: "python" {parameter("/no/such/environment")}')
     server = run_headrace(f"--model-repository={tmp_path}")
     server.wait_for_line(r"Failed to get the canonical path for /no/such/environment\.")
@@ -189,21 +189,21 @@ def test_another_file_of_the_backend_is_chosen_by_the_runtime(based: Path, serve
     assert ask(server.http, "triple", 5, batched=True).tolist() == [[15]]
 
 
-def test_check_completes_what_a_server_would(based: Path) -> None:
+def test_check_completes_the_config_as_a_server_does(based: Path) -> None:
     found = check(str(based / "models"), f"--backend-directory={based}/backends")
     assert [each["problems"] for each in found] == [[], []]
     completed = {each["field"]: each["value"] for each in found[0]["completed"]}
     assert str(completed["max_batch_size"]) == "4"
 
 
-def test_check_tells_what_auto_complete_config_raises(tmp_path: Path) -> None:
+def test_check_prints_the_error_of_auto_complete_config(tmp_path: Path) -> None:
     body = "class TritonPythonModel:\n    def auto_complete_config(config): raise KeyError('lost')"
     write(tmp_path / "m", body, 'backend: "python"')
     (report,) = check(str(tmp_path))
     assert "KeyError: 'lost'" in report["problems"][0]["message"]
 
 
-def test_a_killed_server_leaves_no_completion_behind(
+def test_the_completion_process_ends_with_a_killed_server(
     tmp_path: Path, run_headrace: Serve, wait_until: Callable[..., None]
 ) -> None:
     pid = tmp_path / "pid"
@@ -236,7 +236,7 @@ def test_a_runtime_that_is_no_file_of_the_backend_is_refused(based: Path, runtim
     assert any("Python model file not found in" in problem["message"] for problem in problems)
 
 
-def test_a_config_that_comes_with_a_load_names_no_environment_elsewhere(
+def test_a_config_from_a_load_request_may_not_name_an_environment_elsewhere(
     tmp_path: Path, virtual_environment: Path, run_headrace: Serve
 ) -> None:
     """The operator's own config may, as the same path shows."""

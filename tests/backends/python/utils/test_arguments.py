@@ -126,7 +126,7 @@ def test_what_makes_no_request_is_a_type_error(arguments: dict[str, Any]) -> Non
         made(**arguments)
 
 
-def test_names_and_inputs_come_in_any_sequence() -> None:
+def test_names_and_inputs_may_be_any_sequence() -> None:
     tensor = pb_utils.Tensor("x", np.zeros(1))
     request = made(inputs=(tensor,), requested_output_names=np.array(["a", "b"]))
     assert request.inputs() == [tensor]
@@ -176,7 +176,7 @@ def test_models_may_be_named_in_bytes(services: FunctionServices) -> None:
         lambda: pb_utils.unload_model("m", "no"),  # type: ignore[arg-type]
     ],
 )
-def test_a_call_with_what_is_no_name_is_a_type_error(call: Callable[[], object]) -> None:
+def test_a_name_of_another_type_is_a_type_error(call: Callable[[], object]) -> None:
     with pytest.raises(TypeError, match="must be"):
         call()
 

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 
 @pytest.mark.parametrize("array", [None, [1.0], b"x"])
-def test_what_is_no_array_is_said_before_an_empty_name(array: Any) -> None:
+def test_the_error_for_no_array_precedes_the_one_for_an_empty_name(array: Any) -> None:
     with pytest.raises(TypeError, match="Tensor takes a NumPy array"):
         pb_utils.Tensor("", array)
 

@@ -35,7 +35,7 @@ def outputs(responses: Iterator[pb_utils.InferenceResponse]) -> list[int | None]
     return [None if tensor is None else int(tensor.as_numpy()[0]) for tensor in tensors]
 
 
-def test_answer_comes_back() -> None:
+def test_a_call_returns_the_response() -> None:
     response = ask("double").exec()
 
     assert not response.has_error()
@@ -71,7 +71,7 @@ def test_inputs_are_sent_as_the_server_takes_them(services: FunctionServices) ->
     assert sent.inputs["x"].dtype is np.dtype(np.int64)
 
 
-def test_no_version_leaves_the_choice_to_the_server(services: FunctionServices) -> None:
+def test_without_a_version_the_server_chooses(services: FunctionServices) -> None:
     ask("double").exec()
     assert services.requests[0].model_version == ""
 
@@ -103,7 +103,7 @@ def test_other_model_cannot_write_to_the_inputs(services: FunctionServices, reco
 
 
 @pytest.mark.parametrize(("model", "text"), [("refuse", "no room"), ("nope", "model 'nope' is not found")])
-def test_error_comes_back_in_the_response(model: str, text: str) -> None:
+def test_an_error_is_in_the_response(model: str, text: str) -> None:
     for response in (ask(model).exec(), *ask(model).exec(decoupled=True), asyncio.run(awaited(model))):
         error = response.error()
         assert response.has_error()
@@ -127,7 +127,7 @@ def test_input_given_twice_is_refused_in_the_response(services: FunctionServices
     assert services.requests == []
 
 
-def test_decoupled_responses_come_one_by_one_with_an_empty_last(services: FunctionServices) -> None:
+def test_decoupled_responses_arrive_one_by_one_with_an_empty_last(services: FunctionServices) -> None:
     responses = ask("count", 3).exec(decoupled=True)
 
     assert outputs(responses) == [0, 1, 2, None]
@@ -144,7 +144,7 @@ def test_plain_model_gives_an_iterator_one_response() -> None:
     assert outputs(ask("double").exec(decoupled=True)) == [6]
 
 
-def test_iterator_that_is_left_or_cancelled_tells_the_model(services: FunctionServices) -> None:
+def test_closing_or_cancelling_the_iterator_cancels_the_request(services: FunctionServices) -> None:
     responses = ask("count", 5).exec(decoupled=True)
     next(responses)
     responses.cancel()
@@ -222,7 +222,7 @@ def test_only_execute_can_ask(runtime: Runtime, phase: ModelPhase) -> None:
             call()
 
 
-def test_without_a_server_nobody_can_be_asked() -> None:
+def test_calls_without_a_server_are_refused() -> None:
     def ask_alone() -> None:
         assert runtimes.current() is None
         with pytest.raises(pb_utils.TritonModelException, match="BLS is only supported"):
@@ -256,7 +256,7 @@ def test_received_request_can_be_passed_on(
     assert call.answers == []
 
 
-def test_caller_that_has_gone_does_not_break_a_call(runtime: Runtime, recorded: type[Recorded]) -> None:
+def test_a_client_that_disconnects_does_not_break_a_call(runtime: Runtime, recorded: type[Recorded]) -> None:
     call = recorded()
     request = pb_utils.InferenceRequest._received(call, runtime)
     call.ticket.cancel()

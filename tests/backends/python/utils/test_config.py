@@ -47,7 +47,7 @@ def test_declared_tensor_is_completed_and_keeps_the_rest(kind: str, add: Callabl
     assert declared.as_dict()[kind] == [X | {"label_filename": "l"}]
 
 
-def test_scheduler_that_is_there_stays() -> None:
+def test_a_configured_scheduler_is_kept() -> None:
     batched = config(dynamic_batching={"preferred_batch_size": [4]})
     batched.set_dynamic_batching()
     assert batched.as_dict()["dynamic_batching"] == {"preferred_batch_size": [4]}

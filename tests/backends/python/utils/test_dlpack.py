@@ -99,7 +99,7 @@ def test_elements_live_as_long_as_their_last_reader() -> None:
     assert seen() is None
 
 
-def test_capsule_that_nobody_takes_frees_its_elements() -> None:
+def test_an_unused_capsule_frees_its_elements() -> None:
     array = np.arange(4, dtype=np.float32).view(Owner)
     seen = weakref.ref(array)
     capsule = pb_utils.Tensor("x", array).to_dlpack()
@@ -112,7 +112,7 @@ def test_capsule_that_nobody_takes_frees_its_elements() -> None:
     assert seen() is None
 
 
-def test_elements_of_somebody_else_are_copied_before_they_are_given() -> None:
+def test_received_elements_are_copied_before_export() -> None:
     received = np.arange(3)
     received.flags.writeable = False
     tensor = pb_utils.Tensor._received("x", received)
@@ -204,7 +204,7 @@ def test_device_tensor_stays_there_until_it_is_sent() -> None:
     np.testing.assert_array_equal(tensor._wire(), source.tensor.numpy())
 
 
-def test_device_tensor_that_cannot_be_copied_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_tensor_that_cannot_be_copied_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(OnDevice, "cpu")
     tensor = pb_utils.Tensor.from_dlpack("x", OnDevice(2))
 

@@ -31,7 +31,7 @@ def received(call: Recorded) -> pb_utils.InferenceRequest:
     return pb_utils.InferenceRequest._received(call, Runtime("counted"))
 
 
-def test_received_request_says_what_the_caller_sent(recorded: type[Recorded]) -> None:
+def test_a_received_request_has_the_fields_of_the_caller(recorded: type[Recorded]) -> None:
     call = recorded(
         {"x": np.ones(2), "n": np.zeros(3, np.int32)},
         id="q1",
@@ -65,7 +65,7 @@ def test_made_request_has_tritons_defaults() -> None:
     assert not request.is_cancelled()
 
 
-def test_arguments_come_in_tritons_order() -> None:
+def test_arguments_are_in_tritons_order() -> None:
     trace = pb_utils.InferenceTrace()
     memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 1)
     tensor = pb_utils.Tensor("x", np.zeros(1))

@@ -17,7 +17,7 @@ def y(value: float = 1.0) -> pb_utils.Tensor:
     return pb_utils.Tensor("y", np.array([value]))
 
 
-def test_response_gives_back_what_it_was_made_of() -> None:
+def test_a_response_returns_its_constructor_arguments() -> None:
     tensor = y()
     response = pb_utils.InferenceResponse([tensor], parameters={"a": "x", "b": 1})
 
@@ -43,7 +43,7 @@ def test_response_may_be_empty() -> None:
 
 
 @pytest.mark.parametrize("code", list(Code)[:8])
-def test_error_goes_before_outputs_and_keeps_its_code(code: Code) -> None:
+def test_an_error_takes_precedence_over_outputs_and_keeps_its_code(code: Code) -> None:
     name = "INVALID_ARG" if code is Code.INVALID_ARGUMENT else code.name
     error = pb_utils.TritonError("no", getattr(pb_utils.TritonError, name))
     message = pb_utils.InferenceResponse([y()], error)._message()
@@ -116,7 +116,7 @@ def test_end_of_a_decoupled_model_is_an_empty_response() -> None:
     assert (response.output_tensors(), response.has_error()) == ([], False)
 
 
-def test_error_of_the_server_comes_with_its_code() -> None:
+def test_an_error_of_the_server_has_its_code() -> None:
     error = pb_utils.InferenceResponse._received(InternalError("broken")).error()
     assert error is not None
     assert (error.code(), error.message()) == (pb_utils.TritonError.INTERNAL, "broken")

@@ -141,14 +141,14 @@ def test_request_that_a_decoupled_model_drops_is_ended(recorded: type[Recorded])
     assert call.answers[1:] == [(None, True)]
 
 
-def test_request_that_a_decoupled_model_never_looks_at_is_ended(recorded: type[Recorded]) -> None:
+def test_a_request_that_a_decoupled_model_ignores_is_ended(recorded: type[Recorded]) -> None:
     call = recorded()
     request = received(call, DECOUPLED)
     del request
     assert call.answers == [(None, True)]
 
 
-def test_dropped_sender_of_a_plain_model_leaves_an_error(recorded: type[Recorded]) -> None:
+def test_a_dropped_sender_of_a_plain_model_is_an_error(recorded: type[Recorded]) -> None:
     call = recorded()
     sender = received(call, PLAIN).get_response_sender()
     del sender
@@ -159,7 +159,7 @@ def test_dropped_sender_of_a_plain_model_leaves_an_error(recorded: type[Recorded
     assert str(answer) == "model 'counted' released the response sender without a response"
 
 
-def test_request_whose_sender_nobody_asked_for_is_left_to_its_instance(recorded: type[Recorded]) -> None:
+def test_dropping_a_request_without_a_sender_answers_nothing(recorded: type[Recorded]) -> None:
     call = recorded()
     request = received(call, PLAIN)
     del request
@@ -181,7 +181,7 @@ def test_request_is_finished_once_and_its_sender_refuses_from_then_on(recorded: 
         assert call.answers == [(failure, True)]
 
 
-def test_finish_does_not_answer_what_the_sender_answered(recorded: type[Recorded]) -> None:
+def test_finish_does_not_answer_twice(recorded: type[Recorded]) -> None:
     call = recorded()
     request = received(call, PLAIN)
     request.get_response_sender().send(response(1))
@@ -213,7 +213,7 @@ def test_end_neither_waits_for_a_blocked_answer_nor_overtakes_it(by: str, record
     assert call.ended
 
 
-def test_threads_that_send_and_end_at_once_leave_the_end_last(recorded: type[Recorded]) -> None:
+def test_the_end_is_last_if_threads_send_and_end_at_once(recorded: type[Recorded]) -> None:
     for _ in range(50):
         call = recorded()
         sender = received(call, DECOUPLED).get_response_sender()
@@ -237,7 +237,7 @@ def test_threads_that_send_and_end_at_once_leave_the_end_last(recorded: type[Rec
         assert call.ended
 
 
-def test_sender_and_request_see_that_the_caller_has_gone(recorded: type[Recorded]) -> None:
+def test_sender_and_request_report_a_disconnected_client(recorded: type[Recorded]) -> None:
     call = recorded()
     request = received(call, DECOUPLED)
     sender = request.get_response_sender()

@@ -173,7 +173,7 @@ def test_unknown_kind_is_refused(kind: Any) -> None:
     ("kind", "operation", "arguments"),
     [(COUNTER, "increment", (1,)), (GAUGE, "set", (1,)), (HISTOGRAM, "observe", (1,)), (COUNTER, "value", ())],
 )
-def test_a_metric_whose_family_was_deleted_says_so(
+def test_a_metric_of_a_deleted_family_is_refused(
     family: Callable[[int], pb_utils.MetricFamily], kind: int, operation: str, arguments: tuple[int, ...]
 ) -> None:
     metric = family(kind).Metric({"a": "b"}, [1.0] if kind == HISTOGRAM else None)
@@ -187,7 +187,7 @@ def test_a_metric_whose_family_was_deleted_says_so(
     )
 
 
-def test_a_family_that_is_dropped_gives_up_its_metrics_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_family_releases_its_metrics_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[int] = []
     monkeypatch.setattr(MetricsInMemory, "release", lambda self, handle: released.append(handle))
     family = pb_utils.MetricFamily("dropped", "d", GAUGE)

@@ -21,7 +21,7 @@ from triton_python_backend_utils import named_tensor
         *[("S3", 13), ("U3", 13)],
     ],
 )
-def test_tensor_says_its_type_by_tritons_number(dtype: str, number: int) -> None:
+def test_a_tensor_has_tritons_number_of_its_type(dtype: str, number: int) -> None:
     tensor = pb_utils.Tensor("x", np.zeros((2, 3), dtype))
 
     assert tensor.triton_dtype() == number
@@ -65,7 +65,7 @@ def test_list_is_no_array() -> None:
         pb_utils.Tensor("x", [1, 2])  # type: ignore[arg-type]
 
 
-def test_received_strings_come_as_bytes_in_shape() -> None:
+def test_received_strings_are_bytes_in_shape() -> None:
     wire = b"".join(struct.pack("<I", len(item)) + item for item in [b"a", b"", b"bcd", b"\xff\x00"])
     tensor = pb_utils.Tensor._received("x", BytesTensor(wire, (2, 2)))
 
@@ -132,7 +132,7 @@ def sent(array: np.ndarray[tuple[int, ...], np.dtype[np.object_]]) -> BytesTenso
     return wire
 
 
-def test_strings_passed_on_are_sent_in_the_form_in_which_they_came() -> None:
+def test_received_strings_are_sent_on_unchanged() -> None:
     wire = BytesTensor.from_items(ITEMS, (5, 1000))
     array = pb_utils.Tensor._received("x", wire).as_numpy()
 
@@ -160,7 +160,7 @@ def test_copies_and_views_are_sent_as_they_are() -> None:
     assert sent(array.T).items() == array.T.ravel().tolist()
 
 
-def test_nothing_is_kept_once_the_array_is_gone() -> None:
+def test_memory_is_released_with_the_array() -> None:
     array = received().as_numpy()
     assert len(named_tensor._decoded) == 1
     del array

@@ -41,7 +41,7 @@ def _pass(ask):  # type: ignore[no-untyped-def]  # is run as a model's function
     return ask()
 
 
-def test_nobody_serves_code_outside_a_model() -> None:
+def test_code_outside_a_model_has_no_services() -> None:
     assert runtimes.current() is None
     assert runtimes.callers() == ()
 
@@ -61,7 +61,7 @@ def test_entered_code_and_its_tasks_find_their_runtime() -> None:
     assert runtimes.current() is None
 
 
-def test_what_raises_leaves_its_runtime() -> None:
+def test_an_exception_exits_the_runtime() -> None:
     with pytest.raises(ZeroDivisionError), ONE.entered():
         raise ZeroDivisionError
     assert runtimes.current() is None
@@ -86,7 +86,7 @@ def test_thread_of_a_model_finds_it_by_its_module() -> None:
     assert found == [ONE, OTHER, OTHER, OTHER]
 
 
-def test_entered_goes_before_the_module() -> None:
+def test_the_entered_runtime_takes_precedence_over_the_modules() -> None:
     other = module_of(OTHER)
 
     def ask() -> object:

@@ -20,7 +20,7 @@ Logger = pb_utils.Logger
 
 
 @pytest.mark.usefixtures("runtime")
-def test_line_goes_to_the_server_as_from_where_it_was_written(services: FunctionServices) -> None:
+def test_a_log_line_has_the_place_in_the_models_code(services: FunctionServices) -> None:
     first = sys._getframe().f_lineno + 1
     Logger.log("m")
     Logger.log("m", Logger.ERROR)
@@ -35,7 +35,7 @@ def test_line_goes_to_the_server_as_from_where_it_was_written(services: Function
     assert services.lines == [(*line, "test_server_calls.py", first + n) for n, line in enumerate(expected)]
 
 
-def test_without_a_server_lines_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_lines_are_printed_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     Logger.log_warn("careful")
     assert capsys.readouterr().out == "warning: careful\n"
 
@@ -82,7 +82,7 @@ CALLS = [
 
 
 @pytest.mark.usefixtures("runtime")
-def test_model_is_loaded_asked_for_and_unloaded(services: FunctionServices) -> None:
+def test_a_model_is_loaded_queried_and_unloaded(services: FunctionServices) -> None:
     assert not pb_utils.is_model_ready("m")
     pb_utils.load_model(model_name="m", config='{"a": 1}', files={"file:1/model.onnx": b"x"})
     assert services.loaded == {"m": ('{"a": 1}', {"file:1/model.onnx": b"x"})}
@@ -92,7 +92,7 @@ def test_model_is_loaded_asked_for_and_unloaded(services: FunctionServices) -> N
 
 
 @pytest.mark.usefixtures("runtime")
-def test_refusal_says_what_failed() -> None:
+def test_a_refusal_names_the_failed_call() -> None:
     with pytest.raises(
         pb_utils.TritonModelException,
         match=r"^Failed to load model: failed to load 'broken', failed to poll from model repository$",
