@@ -92,6 +92,26 @@ def test_the_best_priority_is_next_and_one_that_has_left_takes_no_slot(server: S
     run(server, scenario())
 
 
+def test_the_prompt_is_counted_before_its_first_token(server: Server) -> None:
+    """A quota charges it to a caller that leaves meanwhile. The 60 tokens take 0.5 s."""
+
+    def counted() -> float:
+        families = {family.name: family.samples for family in server.engine.collect()}
+        return sum(each.value for each in families["nv_llm_input_tokens"] if each.labels["model"] == "smol")
+
+    async def scenario() -> None:
+        before = counted()
+        task = asyncio.ensure_future(responses(server, request(input_ids=[7] * 60, sampling={"max_tokens": 1})))
+        while counted() < before + 60:
+            await asyncio.sleep(0.001)
+        assert not task.done()
+        task.cancel()
+        while instance()._running:
+            await asyncio.sleep(0.01)
+
+    run(server, scenario())
+
+
 def test_500_streams_on_4_slots_are_served_up_to_the_limit_and_the_others_refused(server: Server) -> None:
     async def scenario() -> None:
         while instance("tiny")._streams:  # of the test before

@@ -57,6 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[.
     write_model(path, "t5", tiny_models.t5)
     write_model(path, "gguf", tiny_models.gguf)
     write_model(path, "small", tiny_models.llama, cache_tokens="256")
+    write_model(path, "long", partial(tiny_models.llama, context=2048))
     for name, template in TEMPLATES.items():
         write_model(path, name, partial(tiny_models.llama, template=template))
     return path
@@ -309,6 +310,36 @@ def test_a_catastrophic_pattern_takes_no_time(loop: Loop) -> None:
         assert set(loop.run(loop.ask("chat", "hi", sampling=sampling), 5).text) <= {"a", "b"}
     except InvalidArgument as error:
         assert "structured_outputs" in str(error)  # noqa: PT017 (either is right)
+
+
+def test_the_prompt_is_counted_before_its_first_token(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota charges it to a caller that leaves meanwhile. It is computed in two steps (``max_batch_tokens``)."""
+    begun, go, forward = threading.Event(), threading.Event(), transformers.LlamaForCausalLM.forward
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        go.wait(30)
+        return forward(self, *args, **kwargs)
+
+    def counted() -> float:
+        families = {family.name: family.samples for family in loop.server.engine.collect()}
+        return sum(each.value for each in families["nv_llm_input_tokens"] if each.labels["model"] == "long")
+
+    async def ask() -> None:
+        before = counted()
+        task = asyncio.ensure_future(loop.ask("long", [3] * 1500, sampling={"max_tokens": 1}))
+        await asyncio.to_thread(begun.wait, 30)
+        while not task.done() and counted() < before + 1500:
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        go.set()
+        await task
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", wait)
+    try:
+        loop.run(ask(), 10)
+    finally:
+        go.set()
 
 
 # ------------------------------------------------------------------------------------ faults

@@ -323,6 +323,18 @@ def test_a_caller_that_leaves_frees_its_place(server: Headrace, wait_until: Call
     wait_until(lambda: server.metric("vllm:num_requests_running", "smol") == 0, "vLLM runs nothing", 10)
 
 
+def test_the_prompt_is_counted_before_its_first_token(server: Headrace, wait_until: Callable[..., None]) -> None:
+    """A quota charges it to a caller that leaves meanwhile. The 1,000 tokens take a second."""
+    before, answered = server.metric("nv_llm_input_tokens", "smol"), threading.Event()
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        client.start_stream(lambda result, error: answered.set())
+        client.async_stream_infer("smol", tensors(input_ids=[7] * 1000, **sampling(max_tokens=1)))
+        wait_until(lambda: server.metric("nv_llm_input_tokens", "smol") == before + 1000, "the prompt is counted")
+        assert not answered.is_set()
+        client.stop_stream(cancel_requests=True)
+    wait_until(lambda: server.metric("vllm:num_requests_running", "smol") == 0, "vLLM runs nothing", 10)
+
+
 def test_an_engine_that_is_killed_fails_all_streams_and_comes_back(
     server: Headrace, wait_until: Callable[..., None]
 ) -> None:

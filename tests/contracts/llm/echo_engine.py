@@ -40,6 +40,11 @@ class EchoInstance(GenerationInstance):
         words, stops, held = (request.text or "chat").split(), request.sampling.stop, ""
         if words[0] == "die":
             os._exit(7)
+        if words[0] == "prefill":
+            stream.note_prompt(len(words))
+            while not (stream.is_cancelled or self.is_closed.wait(0.01)):
+                pass
+            return
         if words[0] == "priority":
             words = [str(request.priority)]
         kept = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop string waits

@@ -73,6 +73,11 @@ def leave_grpc_stream(server: Headrace, model: str, key: str) -> None:
     leave_grpc(server, model, key, stream=True)
 
 
+def leave_prefill(server: Headrace, model: str, key: str) -> None:
+    """Disconnect before the first token."""
+    leave(server, model, key, f"/v2/models/{model}/generate", {"text_input": f"prefill {TEXT}", "stream": False})
+
+
 def expire(server: Headrace, model: str, key: str) -> None:
     body = {"text_input": TEXT, "stream": False, "timeout": 400_000, "sampling_parameters": SAMPLING}
     answer = httpx.post(f"http://127.0.0.1:{server.http}/v2/models/{model}/generate", json=body,
@@ -85,7 +90,7 @@ def headers_of(key: str) -> dict[str, str]:
 
 
 WAYS = [leave_generate, leave_generate_stream, leave_completion, leave_completion_stream, leave_grpc, leave_grpc_stream,
-        expire]  # fmt: skip
+        leave_prefill, expire]  # fmt: skip
 CASES = list(product(("thread", "process"), WAYS))
 
 

@@ -60,6 +60,7 @@ class ContinuousEngine:
         except BaseException:
             self._jobs.pop(name, None)
             raise
+        job.note_prompt()
         return name
 
     def _add(self, name: str, job: GenerationJob) -> None:

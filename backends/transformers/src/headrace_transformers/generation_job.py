@@ -48,10 +48,15 @@ class GenerationJob:
             made[name] = value
         return made
 
+    def note_prompt(self) -> None:
+        """Note that the engine has the prompt."""
+        self.stream.note_prompt(len(self.prompt))
+
     def start(self) -> None:
         """Note that the engine begins to work on the request."""
         self.has_started = True
-        self.stream.note_start(num_input_tokens=len(self.prompt))
+        self.note_prompt()
+        self.stream.note_start()
 
     def take(self, token: int) -> bool:
         """Send ``token``. Return False if it is the last one, or the caller has disconnected."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
 from itertools import count
 from typing import Any
 
@@ -14,7 +13,7 @@ from headrace_vllm.engine_arguments import EngineArguments
 from headrace_vllm.engine_errors import error_of
 from headrace_vllm.engine_start import LAST, EngineStart
 from headrace_vllm.engine_thread import EngineThread
-from headrace_vllm.output_reader import start_ns
+from headrace_vllm.output_reader import DeltaReader, start_ns
 from headrace_vllm.prompts import PromptRenderer
 from headrace_vllm.sampling_parameters import sampling_arguments, template_arguments
 
@@ -101,24 +100,38 @@ class VLLMInstance(GenerationInstance):
     ) -> None:
         try:
             prompt = await self._renderer.render(request, sampling)
-            outputs = client.generate(
+            outputs = await client.add_request(
+                f"{self._model.name}-{next(self._numbers)}",
                 prompt.rendered,
                 sampling,
-                f"{self._model.name}-{next(self._numbers)}",
                 lora_request=adapter,
                 priority=(request.priority or LAST) if self._has_priorities else 0,
                 **prompt.more,
             )
-            read, is_first = prompt.reader.read, True
-            async with aclosing(outputs):
-                async for output in outputs:
-                    if is_first:
-                        is_first = False
-                        if started_ns := start_ns(output):
-                            stream.note_start(started_ns)
-                    if not stream.write(read(output)):
-                        return
+            stream.note_prompt(len(prompt.rendered.get("prompt_token_ids") or ()))
+            await _send(client, outputs, prompt.reader, stream)
         except asyncio.CancelledError:
             stream.fail(Cancelled("the caller has gone"))
         except Exception as error:
             stream.fail(error_of(error, self._model.name, self._engine.check))
+
+
+async def _send(client: Any, outputs: Any, reader: DeltaReader, stream: TokenStream) -> None:
+    """Send ``outputs``, the ``RequestOutputCollector`` of a request, to ``stream``. Abort the request if that stops.
+
+    ``AsyncLLM.generate`` does the same, but does not say when the engine has accepted the prompt.
+    """
+    is_finished = False
+    try:
+        output = await outputs.get()
+        if started_ns := start_ns(output):
+            stream.note_start(started_ns)
+        while True:
+            is_finished = output.finished
+            if not stream.write(reader.read(output)) or is_finished:
+                return
+            output = outputs.get_nowait() or await outputs.get()
+    finally:
+        if not is_finished:
+            await client.abort(outputs.request_id, internal=True)
+        outputs.close()

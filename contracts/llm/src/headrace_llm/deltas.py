@@ -76,7 +76,7 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 @dataclass(slots=True)
 class UsedTokens:
-    """The tokens of a request: of its prompt once the engine has begun, and those written and sent so far."""
+    """The tokens of a request: of its prompt once the engine has accepted it, and those written and sent so far."""
 
     declares_input: bool
     input: int = 0

@@ -81,14 +81,22 @@ class TokenStream:
         """True if the answer has not ended, and its caller has disconnected."""
         return not self._has_ended and self._call.request.cancelled
 
-    def note_start(self, at_ns: int = 0, num_input_tokens: int = 0) -> None:
+    def note_prompt(self, num_input_tokens: int) -> None:
+        """Note that the engine has accepted the prompt, of this many tokens. Optional: before the first `write`.
+
+        A caller that disconnects from now on has used them.
+        """
+        if not self._num_input_tokens:
+            self._num_input_tokens = num_input_tokens
+            self._owner.metrics.note("nv_llm_input_tokens", num_input_tokens)
+            if self._usage is not None:
+                self._usage.input = num_input_tokens
+
+    def note_start(self, at_ns: int = 0) -> None:
         """Note that the engine has begun to work on the request, which waited in it until then. Optional; once.
 
-        ``at_ns`` is the time, of `monotonic_ns`, for an engine that reports it later; 0 is now. ``num_input_tokens``
-        are the tokens of the prompt, if they are known: a caller that leaves from now on has used them.
+        ``at_ns`` is the time, of `monotonic_ns`, for an engine that reports it later; 0 is now.
         """
-        if self._usage is not None:
-            self._usage.input = self._usage.input or num_input_tokens
         if not self._has_started:
             self._has_started = True
             now_ns = monotonic_ns()
@@ -157,13 +165,12 @@ class TokenStream:
 
     def _count(self, delta: Delta) -> None:
         metrics = self._owner.metrics
-        if delta.num_input_tokens and not self._num_input_tokens:
-            self._num_input_tokens = delta.num_input_tokens
-            metrics.note("nv_llm_input_tokens", delta.num_input_tokens)
-        delta.num_input_tokens = delta.num_input_tokens or self._num_input_tokens
+        if delta.num_input_tokens:
+            self.note_prompt(delta.num_input_tokens)
+        else:
+            delta.num_input_tokens = self._num_input_tokens
         if self._usage is not None:
             self._usage.written += delta.num_tokens
-            self._usage.input = delta.num_input_tokens
         if delta.num_tokens:
             now_ns, last_ns = monotonic_ns(), self._last_ns
             self._last_ns = now_ns
