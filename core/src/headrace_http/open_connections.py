@@ -80,7 +80,8 @@ class OpenConnections:
         self._empty.set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
-        #: A caller that takes longer to read its answers is disconnected.
+        #: A caller that takes longer to read an answer is disconnected. Of an answer that is still being made, it must
+        #: read something in this time.
         self.taking_s = inf
 
     def add(self, connection: OpenConnection) -> bool:

@@ -220,6 +220,8 @@ class HttpProtocol(AnsweringProtocol):
             if is_too_slow or self._is_stopping:
                 self._give_up()
         elif phase is ConnectionPhase.TAKING:
+            if self._stream is not None and self._pace.moved_bytes:
+                self._seconds = 1  # the answer is still being made, and its caller reads
             if is_too_slow or self._seconds > self._connections.taking_s:
                 self._connections.give_up(self)
         elif phase is ConnectionPhase.LINGER:

@@ -462,6 +462,21 @@ async def test_a_deadline_ends_a_stream(host: Host) -> None:
 # ------------------------------------------------------------------------------- stop
 
 
+@asynchronous
+async def test_a_client_that_reads_slowly_keeps_its_stream_when_the_server_stops(host: Host) -> None:
+    """It reads for longer than the 1.5 s that callers have to read a whole answer."""
+    async with serving(host, exit_timeout_secs=6) as served:
+        stream = served.stream("pour")
+        await stream.read()
+        stop = asyncio.ensure_future(served.stop())
+        ends = asyncio.get_running_loop().time() + 2
+        while asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(0.02)
+            assert len(await stream.read()) == MIB
+        stream.cancel()
+        await stop
+
+
 @pytest.mark.parametrize("method", ["wait", "later"])
 @asynchronous
 async def test_stopping_answers_what_is_in_flight_and_takes_no_more(host: Host, method: str) -> None:

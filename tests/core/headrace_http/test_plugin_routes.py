@@ -140,10 +140,13 @@ async def serving(host: Host, caller: Any, *routes: type[HttpRoute]) -> AsyncIte
 
 def sweep(frontend: HttpHost, times: int) -> None:
     """As if so many seconds had passed."""
-    server: Any = getattr(frontend, "_server", frontend)  # of hypercorn
     for _ in range(times):
-        for connection in tuple(server._connections._open):
+        for connection in tuple(connections_of(frontend)._open):
             connection.sweep()
+
+
+def connections_of(frontend: HttpHost) -> Any:
+    return cast("Any", getattr(frontend, "_server", frontend))._connections  # of hypercorn, or its own
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -461,6 +464,29 @@ def test_stopping_has_the_answer_sent_to_its_end(run: Run) -> None:
         Ticks.permits.release()
         assert unchunked(await wire.to_the_end()) == (b"onetwo", True)
         await stopping
+
+    run(scenario)
+
+
+def test_a_caller_who_reads_a_long_stream_keeps_it_when_the_server_stops(run: Run) -> None:
+    """Each step of the test is a second for the server, which gives its callers 2 s to read."""
+
+    async def scenario(frontend: HttpHost) -> None:
+        Ticks.chunks = [CHUNK] * 128
+        Ticks.permits = asyncio.Semaphore(len(Ticks.chunks))
+        wire = await (await Wire().connect(frontend.port)).ask()
+        await wire.until(b"x")
+        connections_of(frontend).taking_s = 2.0
+        (connection,) = connections_of(frontend)._open
+        transport = getattr(connection, "_socket_transport", None) or connection._transport
+        for step in range(6):
+            while len(wire.received) < step * 8 * len(CHUNK):
+                some = await asyncio.get_running_loop().sock_recv(wire.socket, 1 << 20)
+                assert some
+                wire.received += some
+            await until(lambda: transport.get_write_buffer_size() > 0)
+            sweep(frontend, 1)
+        assert connection in connections_of(frontend)._open
 
     run(scenario)
 

@@ -24,7 +24,7 @@ _IDLE_INTERVAL = 7200.0
 _GRACE_PING, _KEEPALIVE_PING = b"shutdown", b"keepaliv"
 #: Time for the answer to the first ping: a disconnected peer must not delay the shutdown.
 _GRACE_SECONDS = 0.5
-#: When the server stops and waits only for a peer to read: the longest time without progress.
+#: When the server stops and all answers are made: the longest time in which a peer reads nothing.
 _UNREAD_SECONDS = 0.5
 
 
@@ -221,15 +221,17 @@ class Lifetime:
     def end_if_unread(self, now: float, reading_seconds: float) -> None:
         """End the connection if only the peer's reading is waited for, and it is too slow.
 
-        Too slow is nothing read for 0.5 s, or not everything read after ``reading_seconds``.
+        Too slow is nothing read for 0.5 s, or not everything read after ``reading_seconds``. While answers are still
+        being made, it is nothing read for ``reading_seconds``.
         """
         connection = self._connection
         if connection.ignores_input:
             connection.abort()
         sender = connection.sender
-        is_waited_for = any(stream.is_busy and not stream.is_blocked for stream in connection.streams.values())
+        making = [stream for stream in connection.streams.values() if stream.is_busy]
+        is_waited_for = not all(stream.is_blocked for stream in making)
         is_unread = bool(sender.waiting) or not sender.is_writable
-        self._owed_since = min(self._owed_since, now) if is_unread and not is_waited_for else inf
+        self._owed_since = min(self._owed_since, now) if is_unread and not making else inf
         if now - self._owed_since > reading_seconds:
             self._end()
             return
@@ -238,7 +240,7 @@ class Lifetime:
             self._stuck_since = inf
             return
         self._stuck_since = min(self._stuck_since, now)
-        if now - self._stuck_since > _UNREAD_SECONDS:
+        if now - self._stuck_since > (reading_seconds if making else _UNREAD_SECONDS):
             self._end()
 
     def _end(self) -> None:

@@ -38,8 +38,6 @@ _MESSAGE_BYTES = 2**31 - 1
 
 #: Between two looks at what holds up the end, and for clients to read what is said to them last.
 _LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
-#: For clients to read, when the server stops and waits for nothing else.
-_HURRY_SECONDS = 0.5
 #: For clients to read the answers of unary calls.
 _UNREAD_SECONDS = 2.0
 
@@ -61,7 +59,7 @@ class GrpcioServer:
         #: The calls whose handlers run, and the tasks that wait for another message.
         self._running: set[asyncio.Task[Any]] = set()
         self._readers: set[asyncio.Task[Any]] = set()
-        #: So many of the calls wait for their clients to read; when one last did.
+        #: The number of calls that wait for their clients to read, and the time at which one last did.
         self._writing = 0
         self._wrote = 0.0
 
@@ -106,9 +104,9 @@ class GrpcioServer:
             await self._server.stop(0)
 
     async def _stopped(self, stopping: asyncio.Future[None]) -> None:
-        """Wait while there is time, and calls that still work or whose clients read."""
+        """Wait while there is time, and calls that still work or whose clients have read in the last `callers_s`."""
         loop = asyncio.get_running_loop()
-        self._wrote = worked = computed = now = loop.time()
+        self._wrote = worked = now = loop.time()
         seconds = self._options.exit_timeout_secs
         end = now + self._host.stop_s - _LAST_WORDS_SECONDS
         while not stopping.done() and now < end:
@@ -120,8 +118,8 @@ class GrpcioServer:
                 continue
             worked = now
             if len(self._running) != self._writing:
-                computed = now
-            elif now - self._wrote > _HURRY_SECONDS or now - computed > self._host.callers_s:
+                self._wrote = now
+            elif now - self._wrote > self._host.callers_s:
                 return
 
     def _bind_all(self) -> None:

@@ -316,6 +316,8 @@ class _PacedCall:
 
     def _is_too_slow_to_take(self) -> bool:
         is_slow = self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes)
+        if self.is_streaming and self._pace.moved_bytes:
+            self._sending_s = 0  # the answer is still being made, and its caller reads
         return is_slow or self._sending_s > self._connection.taking_s
 
     async def _pass_on(self, message: Any) -> None:
