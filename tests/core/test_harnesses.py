@@ -42,6 +42,11 @@ class Doubles(Instance):
         return {"y": 2 * np.asarray(inputs["x"])}
 
 
+class Bare(Instance):
+    def execute(self, inputs: Tensors) -> Tensors:
+        return np.asarray(inputs["x"])  # type: ignore[return-value]
+
+
 @dataclass(frozen=True)
 class Patience:
     delay_us: int = 0
@@ -121,3 +126,12 @@ def test_a_parameter_that_the_scheduler_does_not_know_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"unknown parameter 'no_such'.*known: delay_us"):
         asyncio.run(run())
+
+
+def test_an_instance_that_returns_no_dict_is_named_with_the_rule() -> None:
+    tickets = [ticket_for([[1]], []), ticket_for([[2]], [])]
+    harness = InstanceHarness(Bare(), parsed())
+    for ticket in tickets:
+        harness.check(ticket)
+    rule = "model 'm': execute() returned ndarray, expected a dict of arrays by the name of the output"
+    assert [str(answer) for answer in harness.run(tickets)] == [rule, rule]

@@ -278,7 +278,7 @@ from dataclasses import dataclass
 from headrace import hookimpl
 {source}
 
-@dataclass(frozen=True)  # as options must be
+@dataclass(frozen=True, init=False)  # as options must be
 class Twin(Base):
     name = "{name}"
 
@@ -601,6 +601,44 @@ INCOMPLETE = {
 def test_a_class_that_lacks_methods_breaks_its_plugin(install: Install, kind: str) -> None:
     base, members, reason = INCOMPLETE[kind]
     source = f"from headrace import {base}, hookimpl\n\nclass Toy({base}):\n    name = 'toy'\n    {members}\n"
+    install("headrace-toy", "toy", f"{source}\n@hookimpl\ndef register_{kind}():\n    return [Toy]\n")
+    assert reason in str(info(Plugins.discover(["toy"]), "toy").error)
+
+
+#: Members that cannot stand in for those of the base: the kind, the base, the members, and the reason.
+UNFIT = [
+    ("backends", "Backend", "devices = 'cpu'", "backend 'toy': 'devices' is 'cpu', expected a tuple"),
+    (
+        "backends",
+        "Backend",
+        "class Parameters: ...",
+        "'Parameters' must be a dataclass in which every field has a default",
+    ),
+    (
+        "schedulers",
+        "Scheduler",
+        "def finished(self, tickets): ...",
+        "'finished' takes (self, tickets), expected (self, ",
+    ),
+    (
+        "agents",
+        "RepositoryAgent",
+        "def __init__(self): ...",
+        "agent 'toy': '__init__' takes (self), expected (self, model",
+    ),
+    ("frontends", "Frontend", "def enabled(self): ...", "frontend 'toy': 'enabled' is a method, expected a property"),
+    ("frontends", "Frontend", "def stop(self): ...", "frontend 'toy': 'stop' must be an async method"),
+]
+
+
+@pytest.mark.parametrize(("kind", "base", "member", "reason"), UNFIT)
+def test_a_member_that_cannot_stand_in_for_the_bases_breaks_its_plugin(
+    install: Install, kind: str, base: str, member: str, reason: str
+) -> None:
+    body = f"    name = 'toy'\n    {member}\n"
+    source = (
+        f"from headrace import {base}, hookimpl\n\nclass Toy({base}):\n{body}\nToy.__abstractmethods__ = frozenset()\n"
+    )
     install("headrace-toy", "toy", f"{source}\n@hookimpl\ndef register_{kind}():\n    return [Toy]\n")
     assert reason in str(info(Plugins.discover(["toy"]), "toy").error)
 

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from headrace.config.options import ServerOptions
-from headrace.errors import Cancelled, HeadraceError, PluginError, Unavailable
+from headrace.errors import Cancelled, HeadraceError, Unavailable, plugin_errors
 from headrace.messages.caller import Caller, Outcome, Watch
 from headrace.messages.operation import AnyOperation, ExtensionOperation, Operation
 from headrace.messages.request import InferRequest, with_strings_encoded
@@ -182,13 +182,10 @@ class Engine:
         """The extensions that are enabled, made when first asked for. Raises `LoadError` if two add the same."""
         made = []
         for part in self.extension_parts:
-            try:
-                made.append(part(self))
-            except HeadraceError:
-                raise
-            except Exception as error:
-                raise PluginError(f"extension '{part.name}' can not start: {type(error).__name__}: {error}") from error
-        return [extension for extension in made if extension.enabled]
+            with plugin_errors(f"extension '{part.name}' cannot start"):
+                extension = part(self)
+                made += [extension] if extension.enabled else []
+        return made
 
     def additions(self, kind: type[A]) -> list[A]:
         """Return what the extensions add to the protocol that serves ``kind``: a new object of each class."""

@@ -30,6 +30,8 @@ are those of HTTP and gRPC.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 
@@ -88,6 +90,22 @@ def plugin_failure(error: BaseException, has_left: bool = False) -> Exception:
     failure = RuntimeError(f"code of a plugin raised {summary(error)}")
     failure.__cause__ = error
     return failure
+
+
+@contextmanager
+def plugin_errors(failure: str) -> Iterator[None]:
+    """Turn what code of a plugin raises into a `PluginError` that begins with ``failure``, even a `SystemExit`.
+
+    A `HeadraceError`, a `KeyboardInterrupt` and the cancellation of a task are not changed.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | GeneratorExit) or type(error).__name__ == "CancelledError":
+            raise
+        raise PluginError(f"{failure}: {summary(error)}") from error
 
 
 class CallerError(HeadraceError):

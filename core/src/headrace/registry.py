@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Generic, TypeVar
 
 from headrace.command import Command
@@ -81,6 +82,7 @@ class Registry(Generic[P]):
             raise TypeError(f"{self.kind} {part.__name__} has no name, but {name!r}")
         if missing_methods := sorted(getattr(part, "__abstractmethods__", ())):
             raise TypeError(f"{self.kind} '{name}' lacks the methods {', '.join(missing_methods)}")
+        _require_members(f"{self.kind} '{name}'", part, self._base)
         return f"{self.kind} {name}"
 
     def add(self, part: P, origin: PluginInfo) -> None:
@@ -275,6 +277,34 @@ class ExtensionRegistry(Registry[type[Extension]]):
         for text in self.conflicts():
             raise LoadError(text)
         return super().__iter__()
+
+
+def _require_members(shown: str, part: type, base: type) -> None:
+    """Raise TypeError if a member of ``part`` cannot stand in for the member of ``base`` that it overrides."""
+    given = vars(part).get("Parameters")
+    if given is not None and not (is_dataclass(given) and all(map(_has_default, fields(given)))):
+        raise TypeError(f"{shown}: 'Parameters' must be a dataclass in which every field has a default")
+    overridden = {name for kind in part.__mro__[: part.__mro__.index(base)] for name in vars(kind)}.intersection(
+        dir(base)
+    )
+    for name in overridden:
+        declared, own = getattr(base, name), inspect.getattr_static(part, name)
+        if isinstance(declared, tuple) and isinstance(own, str | type):
+            raise TypeError(f"{shown}: '{name}' is {own!r}, expected a tuple")
+        if isinstance(declared, property) and inspect.isfunction(own):
+            raise TypeError(f"{shown}: '{name}' is a method, expected a property")
+        if not (inspect.isfunction(declared) and inspect.isfunction(own)):
+            continue
+        if inspect.iscoroutinefunction(declared) and not inspect.iscoroutinefunction(own):
+            raise TypeError(f"{shown}: '{name}' must be an async method")
+        wanted, most = declared.__code__.co_argcount, own.__code__.co_argcount
+        takes_any = own.__code__.co_flags & inspect.CO_VARARGS
+        if not (most - len(own.__defaults__ or ()) <= wanted and (wanted <= most or takes_any)):
+            raise TypeError(f"{shown}: '{name}' takes {inspect.signature(own)}, expected {inspect.signature(declared)}")
+
+
+def _has_default(each: Field[object]) -> bool:
+    return each.default is not MISSING or each.default_factory is not MISSING
 
 
 def normal_name(name: str) -> str:

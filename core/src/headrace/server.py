@@ -27,7 +27,7 @@ from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Phase
-from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
+from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported, plugin_errors
 from headrace.executors.threads import LoopMailbox
 from headrace.frontends.base import Frontend, streams_s
 from headrace.frontends.failures import learn_paths
@@ -208,7 +208,8 @@ class Server:
                     "share its port, so that one worker only could have it"
                 )
             if frontend.enabled and not (frontend.shares_port and self.engine.is_loading):
-                await frontend.start()
+                with plugin_errors(f"frontend '{frontend.name}' cannot start"):
+                    await frontend.start()
                 self.frontends.append(frontend)
 
     async def _begin(self) -> None:

@@ -52,7 +52,9 @@ def _run(name: str, words: Sequence[str]) -> int:
         print(f"headrace: {error.message}", file=sys.stderr)
         return 1
     try:
-        code = int(command.run(command.parse(words)))
+        code = command.run(command.parse(words))
+        if not isinstance(code, int):
+            raise TypeError(f"run() of command '{name}' returned {code!r}, expected an exit code")
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs
@@ -365,6 +366,8 @@ def _checked(reply: HttpReply) -> HttpReply:
         raise TypeError(f"the answer is {reply!r}, which is neither an HttpReply nor an HttpStream")
     if reply.status not in _STATUSES:
         raise ValueError(f"the status {reply.status!r} is none of an answer with a body")
+    for each in chain(*reply.headers, reply.parts):
+        memoryview(each)  # raises TypeError for text
     for name, value in reply.headers:
         if not name or name.translate(None, TOKEN) or name.lower() in _FRAMING:
             raise ValueError(f"the header {name!r} is none, or the server's own to say")

@@ -280,7 +280,7 @@ def test_an_extension_that_can_not_be_made_is_named(use: Callable[..., None], ma
             raise KeyError("lost")
 
     use(Broken)
-    with pytest.raises(PluginError, match="extension 'broken' can not start: KeyError: 'lost'"):
+    with pytest.raises(PluginError, match="extension 'broken' cannot start: KeyError: 'lost'"):
         make_server().engine.additions(HttpRoute)
 
 

@@ -316,11 +316,12 @@ def test_an_error_behind_a_chunk_is_no_end_of_the_answer(run: Run, error: Except
         (b"X", b"a\r\nSet-Cookie: b"),
         (b"X\r\nY", b"a"),
         (b"", b"a"),
+        ("X", "text"),
     ],
 )
 @pytest.mark.parametrize("path", ["/ticks/whole", "/ticks/a"])
 def test_headers_that_would_be_taken_for_something_else_are_not_sent(
-    run: Run, monkeypatch: pytest.MonkeyPatch, header: tuple[bytes, bytes], path: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, header: tuple[Any, Any], path: str
 ) -> None:
     monkeypatch.setattr(Ticks, "headers", [header])
 
@@ -328,6 +329,19 @@ def test_headers_that_would_be_taken_for_something_else_are_not_sent(
         answer = await (await (await Wire().connect(frontend.port)).ask(path)).until(b"its log has the reason")
         assert answer.startswith(b"HTTP/1.1 500")
         assert b"Cookie" not in answer
+
+    run(scenario)
+
+
+def test_an_answer_of_text_is_an_error_and_not_a_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def text(_: Ticks, __: HttpCall) -> HttpReply:
+        return HttpReply(200, (), ["text"])  # type: ignore[list-item]
+
+    monkeypatch.setattr(Ticks, "answer", text)
+
+    async def scenario(frontend: HttpHost) -> None:
+        answer = await (await (await Wire().connect(frontend.port)).ask("/ticks/a")).until(b"its log has the reason")
+        assert answer.startswith(b"HTTP/1.1 500")
 
     run(scenario)
 

@@ -45,7 +45,10 @@ def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logge
 
 def load_instance(backend: Backend, model: Model) -> AnyInstance:
     """Return an instance of ``model``, warmed up. If that fails, close it and raise what the backend raised."""
-    instance = backend.load(model)
+    instance: object = backend.load(model)
+    if not isinstance(instance, AnyInstance):
+        kinds = "an Instance, RequestInstance, StreamInstance or DeferredInstance"
+        raise BackendError(f"load() of backend '{backend.name}' returned {type(instance).__name__}, expected {kinds}")
     try:
         instance.warm_up()
     except BaseException:
@@ -110,17 +113,12 @@ def runner_for(
     return PaddedRequests(runner, shaping)
 
 
-def _requests_runner(instance: AnyInstance, schema: OutputSchema) -> Runner:
+def _requests_runner(instance: RequestInstance | StreamInstance | DeferredInstance, schema: OutputSchema) -> Runner:
     if isinstance(instance, RequestInstance):
         return RequestRunner(schema, instance)
     if isinstance(instance, StreamInstance):
         return StreamRunner(schema, instance)
-    if isinstance(instance, DeferredInstance):
-        return DeferredRunner(schema, instance)
-    raise BackendError(
-        f"model '{schema.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
-        "DeferredInstance"
-    )
+    return DeferredRunner(schema, instance)
 
 
 def shaping_of(config: Mapping[str, Any]) -> RaggedLayout | PaddingRules | None:

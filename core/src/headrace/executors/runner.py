@@ -130,9 +130,15 @@ class RowsRunner(Runner):
                 # no answer.
                 answers = [None if ticket.pinned else self._run_alone(ticket) for ticket in batch]
             else:
-                answers = [as_error(error, self.schema)] * len(batch)
+                is_mapping = inferred == started or isinstance(results, Mapping)
+                failure = as_error(error, self.schema) if is_mapping else self._no_mapping(results)
+                answers = [failure] * len(batch)
             stacked, inferred = max(stacked, started), max(inferred, stacked)
         return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
+
+    def _no_mapping(self, results: object) -> BackendError:
+        returned = f"model '{self.schema.name}': execute() returned {type(results).__name__}"
+        return BackendError(f"{returned}, expected a dict of arrays by the name of the output")
 
     def _run_alone(self, ticket: Ticket) -> Answer:
         if ticket.cancelled:  # cancelled meanwhile

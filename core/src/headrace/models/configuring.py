@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from headrace.config.options import ServerOptions
 from headrace.config.parse import clip, find_config, read_config
 from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
-from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
+from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, plugin_errors
 from headrace.executors.devices import available_gpus, fill_groups
 from headrace.executors.kind import ExecutorKind
 from headrace.messages import dtypes
@@ -144,7 +144,7 @@ def fill(model: Model, backend: Backend, options: ConfigOptions, executors: Part
     if options.disable_auto_complete_config:
         return
     config, scheduling = model.config, model.config.WhichOneof("scheduling_choice")
-    try:
+    with plugin_errors(f"backend '{backend.name}' failed to complete the config of '{model.name}'"):
         if (outside := _executor_outside(backend, config, executors)) is not None:
             memory_bytes = parameters.read_memory_limit(config.parameters)
             timeout_s = load_timeout_s(backend, config)
@@ -152,12 +152,6 @@ def fill(model: Model, backend: Backend, options: ConfigOptions, executors: Part
             outside.complete_config(backend, model, isolation)
         else:
             backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
-    except HeadraceError:
-        raise
-    except BaseException as error:  # SystemExit of a plugin is its error, too
-        raise PluginError(
-            f"backend '{backend.name}' failed to complete the config of '{model.name}': {summary(error)}"
-        ) from error
     if scheduling is not None and config.WhichOneof("scheduling_choice") != scheduling:
         raise ConfigError(
             f"backend '{backend.name}' changed the scheduling choice of model '{model.name}' from {scheduling} to "
@@ -430,16 +424,8 @@ def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mappi
         raise LoadError(problem.message, problem.code)
 
 
-@contextmanager
-def _of_scheduler(scheduler: type[Scheduler], config: ModelConfig) -> Iterator[None]:
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except BaseException as error:  # code of a plugin
-        raise PluginError(
-            f"scheduler '{scheduler.name}' failed on the config of '{config.name}': {summary(error)}"
-        ) from error
+def _of_scheduler(scheduler: type[Scheduler], config: ModelConfig) -> AbstractContextManager[None]:
+    return plugin_errors(f"scheduler '{scheduler.name}' failed on the config of '{config.name}'")
 
 
 def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any:
@@ -455,10 +441,8 @@ def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any
 
 
 def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
-    try:
+    with plugin_errors(f"a plugin failed to find backend '{name}'"):
         return hook.find_backend(name=name, options=options)
-    except BaseException as error:  # code of a plugin
-        raise PluginError(f"a plugin failed to find backend '{name}': {summary(error)}") from error
 
 
 def backend_settings(name: str, backend: type[Backend], options: ServerOptions) -> dict[str, str]:

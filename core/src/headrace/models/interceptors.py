@@ -15,7 +15,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, InternalError, plugin_failure
+from headrace.errors import HeadraceError, InternalError, plugin_errors, plugin_failure
 from headrace.messages.caller import Caller, Watch
 from headrace.messages.operation import AnyOperation, Operation
 from headrace.messages.request import InferRequest
@@ -319,7 +319,11 @@ class InterceptorChain:
 def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
     """Return the interceptors that ``options`` ask for, in order; None if there are none."""
     ordered = sorted(kinds, key=lambda kind: (kind.last, not kind.first))
-    interceptors = [made for made in (kind(options) for kind in ordered) if made.enabled]
+    interceptors = []
+    for kind in ordered:
+        with plugin_errors(f"interceptor '{kind.name}' cannot start"):
+            interceptor = kind(options)
+            interceptors += [interceptor] if interceptor.enabled else []
     return InterceptorChain(interceptors) if interceptors else None
 
 

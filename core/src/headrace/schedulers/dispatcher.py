@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from headrace.errors import plugin_errors
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import (
@@ -88,9 +89,10 @@ class Dispatcher(ABC):
             model.others,
             model.directory,
         )
-        self.scheduler = scheduler = kind(context)
-        #: The same object, or an object with the defaults.
-        self.full_scheduler = with_defaults(scheduler)
+        with plugin_errors(f"scheduler '{kind.name}' cannot start for model '{model.config.name}'"):
+            self.scheduler = scheduler = kind(context)
+            #: The same object, or an object with the defaults.
+            self.full_scheduler = with_defaults(scheduler)
         #: Outputs that every batch computes for `Scheduler.finished`. `hidden` are those that no caller gets.
         self.kept = frozenset(self.full_scheduler.kept)
         #: ``hidden``: the outputs to remove from each response. ``unasked``: for a request that names its outputs, the

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Hashable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,16 @@ from typing import Protocol
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import AlreadyExists, Code, ConfigError, HeadraceError, LoadError, NotFound, PluginError, summary
+from headrace.errors import (
+    AlreadyExists,
+    Code,
+    ConfigError,
+    HeadraceError,
+    LoadError,
+    NotFound,
+    PluginError,
+    plugin_errors,
+)
 from headrace.storage.base import Storage
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import check_files, scheme_of, split_name
@@ -57,7 +66,7 @@ class Repository:
         with self._worded("list models"):
             names = list(self._storage.models())
         for name in names:
-            if name in ("", ".", "..") or "/" in name or "\0" in name:
+            if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise PluginError(f"{self} lists {name!r}, which cannot be the name of a model")
         return names
 
@@ -121,14 +130,8 @@ class Repository:
         except Exception:  # code of a plugin; the others are still closed
             log.exception("%s failed to close", self)
 
-    @contextmanager
-    def _worded(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except Exception as error:  # code of a plugin
-            raise PluginError(f"{self} failed to {what}: {summary(error)}") from error
+    def _worded(self, what: str) -> AbstractContextManager[None]:
+        return plugin_errors(f"{self} failed to {what}")
 
     def __str__(self) -> str:
         return f"storage '{self._storage.name}' of '{self.url}'"
@@ -275,14 +278,10 @@ class Repositories:
             kind = self._class_of(scheme_of(url))
         except LoadError as error:
             raise ConfigError(f"repository '{url}' cannot be read: {error.message}") from error
-        try:
+        with plugin_errors(f"storage '{kind.name}' failed to open '{url}'"):
             url, names = split_name(url) if names is None else (url, names)
             storage = kind(url, self._options)
             return Repository(storage if names is None else MappedStorage(storage, names), self._directories)
-        except HeadraceError:
-            raise
-        except Exception as error:  # code of a plugin
-            raise PluginError(f"storage '{kind.name}' failed to open '{url}': {summary(error)}") from error
 
     def _class_of(self, scheme: str) -> type[Storage]:
         """Return the storage of ``scheme``, or that of other schemes. Raises `LoadError` with the reason."""
