@@ -155,7 +155,7 @@ class Played:
         self.gates: list[threading.Event] = []
         self.pinned: list[np.ndarray[Any, Any]] = []
         self.pool = PinnedArrays(1 << 24, self._allocate)
-        monkeypatch.setattr("headrace_torch.conversion.stays", lambda device: True)
+        monkeypatch.setattr("headrace_torch.tensor_conversion.stays", lambda device: True)
         config = text_format.Parse(CONFIG + more, ModelConfig())
         model = Model("m", 1, None, config, Parameters(**parameters), None, "m_0", Device("gpu"))  # type: ignore[arg-type]
         fields: Any = {"arguments": ["x"], "changes": False, **(forward or {})}

@@ -10,9 +10,8 @@ import torch
 
 from headrace import StackedTensors
 from headrace_testing.played_tensors import PlayedDeviceTensor
-from headrace_torch import borrowed_tensors
-from headrace_torch.borrowed_tensors import Borrowing
-from headrace_torch.torch_tensors import TorchTensor
+from headrace_torch import torch_tensors
+from headrace_torch.torch_tensors import Borrowing, TorchTensor
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -51,7 +50,7 @@ def test_a_tensor_is_kept_as_long_as_a_result_of_it() -> None:
     stream.done = True  # whoever has read the result has waited
     del part
     assert reference() is None
-    assert not borrowed_tensors._unread
+    assert not torch_tensors._unread
 
 
 def test_a_tensor_whose_result_is_dropped_unread_is_kept_until_the_kernels_are_done() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from headrace import ConfigError, LoadError
 from headrace_torch import Parameters, torch_compile
-from headrace_torch.compile_options import parse_options
+from headrace_torch.parameters import parse_compile_options
 from headrace_torch.torch_compile import CompiledInstance
 
 KEY = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
@@ -66,10 +66,10 @@ def test_what_torch_compile_takes_is_taken() -> None:
         "options": {"max_autotune": True},
         "disable": False,
     }
-    assert parse_options(json.dumps(options), trust=False) == options
-    assert parse_options('{"options": {"cpp.cxx": "clang++"}}', trust=True)
-    assert parse_options("{}", trust=False) == {}
-    assert parse_options(" ", trust=False) is None
+    assert parse_compile_options(json.dumps(options), trust=False) == options
+    assert parse_compile_options('{"options": {"cpp.cxx": "clang++"}}', trust=True)
+    assert parse_compile_options("{}", trust=False) == {}
+    assert parse_compile_options(" ", trust=False) is None
 
 
 @pytest.mark.parametrize(

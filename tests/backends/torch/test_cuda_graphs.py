@@ -11,7 +11,7 @@ from google.protobuf import text_format
 
 from headrace import ConfigError, LoadError, StackedTensors
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace_torch.graph_sizes import graph_sizes
+from headrace_torch.cuda_graph_sizes import graph_sizes
 from headrace_torch.instance import ForwardInstance
 from tests.backends.torch.played_cuda import CONFIG, Played, PlayedGraph
 

@@ -16,7 +16,7 @@ from headrace import BytesTensor, Server, Spec, StackedTensors, dtypes
 from headrace_testing import BackendConformance, Example
 from headrace_testing.played_tensors import PlayedDeviceTensor
 from headrace_testing.serving import serve
-from headrace_torch.conversion import TensorConverter
+from headrace_torch.tensor_conversion import TensorConverter
 from headrace_torch.torch_tensors import TorchTensor, as_torch
 from tests.backends.torch.chains import CHAIN, Twice, write_chain
 
@@ -39,7 +39,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         found.append(tensor.shape)
         return copy(tensor)
 
-    monkeypatch.setattr("headrace_torch.conversion.stays", lambda device: True)
+    monkeypatch.setattr("headrace_torch.tensor_conversion.stays", lambda device: True)
     monkeypatch.setattr(TorchTensor, "copy_to_host", counted)
     return found
 

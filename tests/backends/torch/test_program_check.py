@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.program_check import LIBRARIES, REFUSED, Distrusted, find_operator
+from headrace_torch.program_check import LIBRARIES, REFUSED, TrustRequired, find_operator
 from headrace_torch.program_sizes import Arithmetic
 
 pytestmark = pytest.mark.filterwarnings(
@@ -260,7 +260,7 @@ def test_sizes_are_computed(text: str, value: int) -> None:
     ],
 )
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
-    with pytest.raises(Distrusted, match="which is no arithmetic"):
+    with pytest.raises(TrustRequired, match="which is no arithmetic"):
         Arithmetic(text)
 
 

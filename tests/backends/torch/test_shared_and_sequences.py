@@ -23,8 +23,8 @@ from headrace.storage.local_storage import files_below
 from headrace_engines import GraphTensor
 from headrace_testing.serving import serve
 from headrace_torch import Parameters, PyTorch
-from headrace_torch.leaf_names import LeafNames
 from headrace_torch.program_signature import Leaf, ProgramSignature
+from headrace_torch.tensor_names import LeafNames
 
 ONE = """input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 2 }"""
 SUMS = """max_batch_size: 4
@@ -87,9 +87,9 @@ def test_instances_share_weights_by_default(save: Any, shared: bool | None, coun
     assert found == counted
 
 
-@pytest.mark.parametrize(("shared", "takes_turns"), [(None, True), (True, False)])
+@pytest.mark.parametrize(("shared", "needs_lock"), [(None, True), (True, False)])
 def test_a_stateful_module_runs_in_one_instance_at_a_time_unless_configured(
-    save: Any, shared: bool | None, takes_turns: bool
+    save: Any, shared: bool | None, needs_lock: bool
 ) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
     inside = [0]
@@ -102,7 +102,7 @@ def test_a_stateful_module_runs_in_one_instance_at_a_time_unless_configured(
             most[0] = max(most[0], inside[0])
             if inside[0] == 2:
                 both_are_inside.set()
-            both_are_inside.wait(0.05 if takes_turns else 60)
+            both_are_inside.wait(0.05 if needs_lock else 60)
             inside[0] -= 1
             return run(*tensors)
 
@@ -113,9 +113,9 @@ def test_a_stateful_module_runs_in_one_instance_at_a_time_unless_configured(
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(each.execute, {"x": np.zeros(2, np.float32)}) for each in (first, second)]
         counts = sorted(float(np.asarray(each.result()["OUTPUT__0"])[0]) for each in found)
-    assert not takes_turns or counts == [1, 2], "side by side, both may read the count after both have added to it"
-    assert most == [1 if takes_turns else 2]
-    assert first.any_thread is second.any_thread is not takes_turns, "the event loop would wait for its turn"
+    assert not needs_lock or counts == [1, 2], "side by side, both may read the count after both have added to it"
+    assert most == [1 if needs_lock else 2]
+    assert first.any_thread is second.any_thread is not needs_lock, "the event loop would wait for its turn"
 
 
 def test_what_changes_nothing_needs_no_turns(save: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.storage_check import TensorStorage, oversized, storages
+from headrace_torch.pickle_check import TensorStorage, oversized, storages
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:ComplexHalf")
 

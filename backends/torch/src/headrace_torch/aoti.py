@@ -1,8 +1,8 @@
-"""Packages of AOTInductor, ``model.pt2``: native code, which runs with all the rights of the server.
+"""Runs packages of AOTInductor, ``model.pt2``: native code, which has all the rights of the server.
 
-So one is loaded only where the model's parameter ``trust`` says so. On a CPU, its library is called by the C interface
-that AOTInductor gives every library (``torch/csrc/inductor/aoti_runtime/interface.h``), and not by PyTorch's loader for
-Python, which holds the interpreter's lock while the library computes: the whole server would stand still.
+So a package is loaded only if the model's parameter ``trust`` is true. On a CPU, its library is called by AOTInductor's
+C interface (``torch/csrc/inductor/aoti_runtime/interface.h``). PyTorch's loader for Python holds the interpreter's lock
+while the library computes, which would block the whole server.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace import Model
-from headrace_torch.aoti_checks import package_signature
-from headrace_torch.exported import Program
+from headrace_torch.aoti_signature import package_signature
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
+from headrace_torch.program import Program
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.torch_process import first_line
 
@@ -40,7 +40,7 @@ _Pointers = ctypes.POINTER(ctypes.c_void_p)
 
 
 def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, instances: int) -> Program:
-    """Return the package in ``archive``, on ``device``, of which ``instances`` may execute at once.
+    """Return the package in ``archive``, on ``device``. At most ``instances`` may execute it at once.
 
     Raises `LoadError` without ``trust``, and for code compiled for another machine."""
     name = archive.choose("packages", archive.packages)
@@ -76,14 +76,14 @@ def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, ins
         raise archive.failure(first_line(error)) from error
     # A call that holds the interpreter's lock must not also run on the event loop.
     any_thread = device == "cpu" and isinstance(library, AotiLibrary)
-    # Inputs are copied, because a result may share their memory, and a kernel may write to it. That takes 0.1 % of the
-    # time of the benchmark networks. Only the source of a package shows where the copy is not needed.
+    # Inputs are copied, because a result may share their memory, and a kernel may write to it. The copies take 0.1 % of
+    # the time of the benchmark networks. Only the source of a package shows if a copy is not needed.
     forward = Forward(run=library.run, device=device, arguments=None, writes=True, any_thread=any_thread)
     return Program(forward, signature)
 
 
 class AotiLibrary:
-    """A library of AOTInductor, and a container in it in which ``count`` executions may be going on."""
+    """A library of AOTInductor with a container for ``count`` executions at once."""
 
     def __init__(self, torch: Any, path: Path, device: str, count: int, files: TemporaryDirectory[str]) -> None:
         self._torch, self._device = torch, device
@@ -121,8 +121,9 @@ class AotiLibrary:
         ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
     def run(self, *tensors: Any) -> Sequence[Any]:
-        """Return the results for ``tensors``, which must have the layout that the package was compiled for. The
-        interpreter's lock is free meanwhile. Raises `RuntimeError` with the library's message.
+        """Return the results for ``tensors``, which must have the layout of the compilation.
+
+        Releases the interpreter's lock while the library computes. Raises `RuntimeError` with the library's message.
         """
         torch = self._torch
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
@@ -160,7 +161,7 @@ class AotiLibrary:
 
 
 class _LoaderOfPyTorch:
-    """The same by PyTorch's own loader, for libraries with operators that only PyTorch can call."""
+    """Calls a library by PyTorch's own loader, for libraries with operators that only PyTorch can call."""
 
     def __init__(self, torch: Any, path: Path, name: str, device: str, count: int) -> None:
         index = int(device.partition(":")[2] or 0) if device != "cpu" else -1
@@ -195,7 +196,7 @@ def _load_from(
     files: TemporaryDirectory[str],
 ) -> AotiLibrary:
     for name in names:
-        if not name.endswith(".cpp"):  # the sources are there to be read
+        if not name.endswith(".cpp"):  # the library does not need its sources
             Path(files.name, Path(name).name).write_bytes(archive.read(name))
     return AotiLibrary(torch, Path(files.name, Path(library).name), device, count, files)
 
@@ -207,7 +208,7 @@ def _close(library: Any, container: ctypes.c_void_p, files: TemporaryDirectory[s
 
 
 def _require_machine(archive: Pt2Archive, names: Sequence[str], device: str) -> None:
-    """Raise `LoadError` for code that this machine cannot execute, which would end the server."""
+    """Raise `LoadError` for code that this machine cannot execute, which would crash the server."""
     found: dict[str, str] = {}
     for name in names:
         if name.endswith("_metadata.json"):

@@ -9,8 +9,8 @@ from headrace_torch.parameters import Parameters, trusted_file
 from headrace_torch.weight_sharing import SHARING_INSTANCES, default_instances, instances_of, is_pt2, shares_weights
 
 if TYPE_CHECKING:
-    from headrace_torch.exported import Program
     from headrace_torch.instance import Forward
+    from headrace_torch.program import Program
 
 
 class PyTorch(Backend):
@@ -28,7 +28,7 @@ class PyTorch(Backend):
     outputs_as_given = True  # as Triton: the file does not declare its outputs
 
     def cpu_instances(self, config: ModelConfig) -> int:
-        """2 that share their weights, where that is safe; else 1."""
+        """Return 2, which share their weights, if sharing is safe; else 1."""
         return default_instances(config)
 
     def complete_config(self, model: Model) -> None:
@@ -52,7 +52,7 @@ class PyTorch(Backend):
     def share(self, model: Model) -> Shared[str, Forward | Program]:
         """Return the modules, shared by device.
 
-        Many threads may call ``forward`` of a TorchScript module or a program at once, if it changes nothing. For a
+        Many threads may call ``forward`` of a TorchScript module or a program at once, if it changes no state. For a
         module in a ``model.py``, ENABLE_WEIGHT_SHARING declares this.
         """
         return Shared()
@@ -102,7 +102,7 @@ class PyTorch(Backend):
 
     def _load_program(self, model: Model) -> Instance:
         from headrace_torch.aoti import open_package
-        from headrace_torch.exported import open_program
+        from headrace_torch.program import open_program
         from headrace_torch.program_instance import ProgramInstance
         from headrace_torch.pt2_archive import Pt2Archive
         from headrace_torch.torch_process import device_of, load_engine, set_threads
@@ -135,14 +135,14 @@ class PyTorch(Backend):
 
 
 def _complete_from_program(model: Model, default_rows: int) -> None:
-    """Complete the config from the program. Raises `LoadError`, or `ConfigError` for a package without a program.
+    """Complete the config from the program. Raises `LoadError`.
 
-    Such a package has less than a config needs.
+    Raises `ConfigError` for a package without a program, which lacks data types and shapes of its outputs.
     """
     from headrace_engines import complete_from_graph
-    from headrace_torch.exported import describe_program
-    from headrace_torch.leaf_names import LeafNames
+    from headrace_torch.program import describe_program
     from headrace_torch.pt2_archive import Pt2Archive
+    from headrace_torch.tensor_names import LeafNames
 
     with Pt2Archive(model.name, model.file("model.pt2")) as archive:
         if not archive.programs:

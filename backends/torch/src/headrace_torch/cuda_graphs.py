@@ -1,4 +1,4 @@
-"""Executions that were captured as CUDA graphs: the GPU replays all kernels of one, and Python starts none of them.
+"""CUDA graphs: captured executions, of which the GPU replays all kernels without Python.
 
 A graph runs the same kernels on the same memory. So inputs are copied into its buffers, and results out of them.
 """
@@ -15,23 +15,25 @@ from typing import Any
 import numpy as np
 
 from headrace import HeadraceError, Instance, LoadError, Model, Tensors
-from headrace_torch.graph_sizes import GraphSize, graph_sizes
-from headrace_torch.rehearsal import zero_inputs
+from headrace_torch.cuda_graph_sizes import GraphSize, graph_sizes
 from headrace_torch.torch_process import first_line, not_capturing
+from headrace_torch.warm_up import zero_inputs
 
 log = logging.getLogger("headrace.pytorch")
 
-#: Executions before a capture, in which engines choose kernels and allocate their own memory.
+#: Executions before a capture, in which libraries choose kernels and allocate their own memory.
 _WARM_UPS = 2
-#: A capture fails if a thread of another model waits for the whole GPU meanwhile. It is tried again.
+#: Attempts to capture: one fails if a thread of another model waits for the whole GPU meanwhile.
 _TRIES = 3
-#: Graphs whose capture has failed: see `CudaGraphs._end_failed`.
+#: Graphs whose capture failed, kept for the reason in `CudaGraphs._end_failed`.
 _failed: list[Any] = []
 
 
 class CudaGraphs:
-    """``run``, which starts kernels on the current stream, replaced by graphs for the sizes that were captured. One
-    call at a time. Results are in memory that the next call writes to."""
+    """Calls ``run``, which starts kernels on the current stream, or replays a graph if one was captured for the size.
+
+    One call at a time. The next call overwrites the results.
+    """
 
     def __init__(self, torch: Any, model: Model, run: Callable[..., Any]) -> None:
         self._torch, self._model, self._run = torch, model, run
@@ -39,7 +41,7 @@ class CudaGraphs:
         self._sizes = graph_sizes(model.config)
         self._captured: defaultdict[object, list[_CapturedRun]] = defaultdict(list)
         self._wanted: GraphSize | None = None
-        #: Memory of all graphs: one runs at a time, so they share that of their temporaries.
+        #: The memory pool of all graphs. One graph runs at a time, so they share memory for temporaries.
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, instance: Instance) -> None:
@@ -98,7 +100,7 @@ class CudaGraphs:
         stream = torch.cuda.current_stream()
         for _ in range(_WARM_UPS):
             run(*arguments, **named)
-        torch.clear_autocast_cache()  # its casts would be freed, and are not in the graph
+        torch.clear_autocast_cache()  # cached casts are not part of the graph, and would be freed
         stream.synchronize()
         largest = self._captured[key][0].buffers if self._captured[key] else tensors
         buffers = [whole[: len(each)] if self._batches else each for whole, each in zip(largest, tensors, strict=True)]
@@ -107,7 +109,7 @@ class CudaGraphs:
                 with not_capturing():
                     graph, results = self._record(buffers, arguments, named)
                 break
-            except Exception as error:  # of the model, of CUDA about the model, or of CUDA about another thread
+            except Exception as error:  # of the model, or of CUDA because of the model or another thread
                 if attempt == _TRIES - 1:
                     raise self._failure(size, first_line(error)) from error
         torch.clear_autocast_cache()
@@ -118,7 +120,7 @@ class CudaGraphs:
     def _record(self, buffers: Sequence[Any], arguments: Any, named: Any) -> tuple[Any, Any]:
         graph = self._torch.cuda.CUDAGraph()
         try:
-            # Other models use the GPU meanwhile: work of their threads is no error.
+            # "thread_local": other models may use the GPU during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             results = self._run(
                 *_placed(buffers, arguments), **dict(zip(named, buffers[len(arguments) :], strict=False))
@@ -132,9 +134,9 @@ class CudaGraphs:
     def _end_failed(self, graph: Any, buffer: Any) -> None:
         """End a capture that has failed.
 
-        ``capture_end`` of PyTorch 2.11 raises before it has ended what the allocator of the GPU, that of pinned memory
-        and the random numbers do for a capture. The first and the last end here. The second refers to ``graph`` for
-        ever, so ``graph`` is kept.
+        ``capture_end`` of PyTorch 2.11 raises before it has ended the capture for the allocator of the GPU, the
+        allocator of pinned memory, and the random numbers. This method ends the first and the last. The allocator of
+        pinned memory keeps its reference to ``graph``, so ``graph`` is kept.
         """
         torch = self._torch
         _failed.append(graph)
@@ -166,7 +168,7 @@ class _CapturedRun:
                 buffer.copy_(tensor)
             else:
                 buffer[:rows].copy_(tensor)
-                buffer[rows:].zero_()  # the last rows are of other callers
+                buffer[rows:].zero_()  # these rows hold data of an earlier request
         self._graph.replay()
         return self._results if is_full else _first(self._results, rows, self.size.rows)
 
@@ -194,7 +196,7 @@ def _placed(buffers: Sequence[Any], arguments: Sequence[Any]) -> Sequence[Any]:
 
 
 def _layout(tensors: Sequence[Any], named: Any, batches: bool) -> object:
-    """Return the part that tensors must share with those of a graph: names, data types, and shapes without the rows."""
+    """Return the key that tensors share with a graph: names, data types, and shapes without the rows."""
     if len(tensors) and isinstance(tensors[0], list):
         return None  # strings
     return tuple(named), tuple([(each.dtype, each.shape[batches:]) for each in tensors])

@@ -1,9 +1,9 @@
 """Modules written in Python: a class that extends ``torch.nn.Module`` in the version's ``model.py``.
 
-The class is made without arguments, given its weights if the version has any, and called. Which class: the only one in
-the file that extends `torch.nn.Module`, can be made without arguments and is no other's base; of several, ``Model``.
-Source: docs/spec/behaviours.md section 10.3; Triton takes the first by the alphabet, those that the file imports among
-them.
+The class is called without arguments, and its object gets the weights of the version, if there are any. The class is
+the only one in the file that extends `torch.nn.Module`, needs no arguments and is not the base of another such class.
+Of several, it is ``Model``. Source: docs/spec/behaviours.md section 10.3. Triton takes the first one in alphabetical
+order, imported ones included.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, one_line
 from headrace_engines import PrivateModules
-from headrace_torch.conversion import state_memory
 from headrace_torch.instance import Forward
+from headrace_torch.tensor_conversion import state_memory
 from headrace_torch.torch_compile import compile_module, forget_compiled
 from headrace_torch.torch_process import first_line
 from headrace_torch.weights import load_weights
@@ -31,8 +31,9 @@ _PREFERRED = "Model"
 
 
 def find_code(model: Model) -> Path | None:
-    """Return the Python file of ``model``; None if it is not of this kind, as without ``runtime`` in the config, or
-    with a TorchScript file only. Raises `LoadError`.
+    """Return the Python file of ``model``; None if its config has no ``runtime``, or if it has a TorchScript file only.
+
+    Raises `LoadError` for another ``runtime``, or a missing file.
     """
     runtime = model.config.runtime
     if runtime and runtime.endswith(".py") and runtime != RUNTIME:
@@ -144,14 +145,14 @@ _DICTIONARY = re.compile(r"(typing\.|t\.)?(Dict|dict|Mapping|OrderedDict)\b")
 
 
 def _signature(model: Model, module: Any) -> tuple[list[inspect.Parameter], Any, bool]:
-    """Return forward's named parameters, the kind of any others that it takes, and True if it takes a dictionary."""
+    """Return forward's named parameters, the kind of its variable ones, and True if it takes a dictionary."""
     parameters = list(inspect.signature(module.forward).parameters.values())
     kinds = {each.kind for each in parameters}
     others = kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
     named = [each for each in parameters if each.kind not in others]
     try:
         hints = typing.get_type_hints(module.forward)
-    except Exception:  # annotations are the model's, and may name anything
+    except Exception:  # evaluating the model's annotations may raise any exception
         hints = {}
     dictionaries = [each for each in named if _is_dictionary(hints.get(each.name, each.annotation))]
     if len(dictionaries) > 1:
@@ -175,8 +176,7 @@ def _is_dictionary(annotation: Any) -> bool:
 
 
 def error_text(error: BaseException, package: str) -> str:
-    """Return the text of ``error``, its type unless it is PyTorch's own, and the line of the model's code in
-    ``package``."""
+    """Return the text of ``error``, its type unless it is a RuntimeError, and the line in the model's ``package``."""
     text = first_line(error)
     if not isinstance(error, RuntimeError):
         text = type(error).__name__ if text == type(error).__name__ else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Calls of one instance on a GPU that overlap: while one computes, another is copied, starts its kernels, or waits.
+"""Overlapping calls of one instance on a GPU: while one computes, another copies, starts its kernels, or waits.
 
 PyTorch starts each operator from Python, and other threads need the interpreter, too. With one call at a time, the GPU
 would be idle from the end of a batch until the first kernels of the next one.
@@ -22,12 +22,13 @@ from headrace_torch.pinned_memory import PinnedArrays
 from headrace_torch.torch_process import not_capturing
 from headrace_torch.torch_tensors import TorchTensor, as_tensor, mark_complete
 
-#: One computes. The next one is copied and starts its kernels meanwhile.
+#: Calls at once: one computes, and the next one copies its inputs and starts its kernels.
 AT_ONCE = 2
-#: Fewer bytes are copied to the GPU from ordinary memory: a pinned buffer would cost more than it saves.
+#: Inputs of fewer bytes are copied from ordinary memory: a pinned buffer would cost more than it saves.
 PINNED_FROM = 1 << 18
-#: Batches overlap from the first part of the time to start kernels, in which the GPU computes alone, until the second.
-#: Below, the interpreter is the limit, and two threads that start kernels are slower than one.
+#: Batches begin to overlap (False) above, and stop (True) below this ratio: the time that the GPU computes after all
+#: kernels are started, to the time that starting them takes. Below, the interpreter is the limit, and two threads that
+#: start kernels are slower than one.
 _WORTH = {False: 0.3, True: 0.12}
 #: The weight of a new measurement in an average.
 _NEW = 0.25
@@ -36,8 +37,9 @@ _TAKE_S = 0.0005
 
 
 class Computation:
-    """The work of one call on the GPU: its ``rows``, when its first and last kernels were started, and when it is
-    expected to end, 0 if that is unknown. ``ended`` is set when a thread has seen its end."""
+    """The work of one call on the GPU: its ``rows``, and in monotonic seconds, when its first kernel (``began_s``) and
+    its last kernel (``started_s``) were started, and its expected end, 0 if unknown. ``ended`` is set when a thread has
+    waited for its end."""
 
     __slots__ = ("began_s", "calls", "ended", "expected_s", "rows", "started_s")
 
@@ -48,8 +50,8 @@ class Computation:
 
 
 class _Thread(threading.local):
-    """The state of one thread: the CUDA stream of its ``copies``, ``sources`` that are being copied to the GPU, the
-    event ``copied`` behind them, and when its call ``began_s``."""
+    """The state of one thread: the CUDA stream of its ``copies``, the ``sources`` that are being copied to the GPU, the
+    event ``copied`` at their end, and the time ``began_s`` of its call."""
 
     copies: Any = None
     copied: Any = None
@@ -60,11 +62,10 @@ class _Thread(threading.local):
 
 
 class GpuCalls:
-    """The calls of one instance, which computes on ``stream``, one call after the other. ``batches``: its tensors have
-    rows.
+    """The calls of one instance, which computes on ``stream``, one call after the other.
 
-    Each thread that calls has a stream for its copies. ``spins``: threads poll the GPU while they wait, which costs a
-    core and saves some microseconds; else they sleep.
+    Each calling thread has a stream for its copies. ``batches``: tensors have rows. ``spins``: threads that wait poll
+    the GPU, which costs a core and saves some microseconds; else they sleep.
     """
 
     def __init__(self, torch: Any, stream: Any, pool: PinnedArrays, spins: bool, batches: bool) -> None:
@@ -77,7 +78,7 @@ class GpuCalls:
         self._last_end_s = 0.0
         #: The average time from the begin of a call until its kernels are started, and the CPU time of that.
         self._start_s = self._launch_s = 0.0
-        #: The average time that the GPU computes a batch after all its kernels are started. True if that is worth it.
+        #: The average time that the GPU computes after all kernels of a batch are started, and if batches overlap.
         self._rest_s, self._overlaps = 0.0, False
         #: The average time per row of computations with 2^(n-1) + 1 to 2^n rows, by n.
         self._row_s: dict[int, float] = {}
@@ -85,9 +86,9 @@ class GpuCalls:
     # ------------------------------------------------------------------ on the thread of a call, in this order
 
     def wait_to_take(self) -> int:
-        """Wait until the batch that computes is about to end, just long enough before for the next one to start; or
-        until it has ended, if batches do not overlap. Return the number of calls among which to divide the requests in
-        flight.
+        """Wait for the current batch, and return the number of calls among which to divide the requests in flight.
+
+        If batches overlap, the wait ends so long before the batch that the next one can start its kernels in time.
         """
         with self._starting:
             last = self._last
@@ -118,7 +119,7 @@ class GpuCalls:
             set_torch_threads(self._torch, self._threads_within)
 
     def to_device(self, array: npt.NDArray[Any] | StackedTensors) -> Any:
-        """Return a copy of an input, all of whose parts are arrays, on the GPU. `computing` and `order` wait for it."""
+        """Return a copy on the GPU of an input, whose parts are arrays. `computing` and `order` wait for it."""
         torch, thread, stream = self._torch, self._thread, self._stream
         if isinstance(array, np.ndarray):
             source, waits = array, True
@@ -134,12 +135,12 @@ class GpuCalls:
         return copy
 
     def order(self, copy: Any) -> Any:
-        """Make all later work wait for ``copy``, the last one of `to_device`. Return it."""
+        """Make all later work wait for ``copy``, the last result of `to_device`. Return ``copy``."""
         self._stream.wait_event(self._thread.copied)
         return copy
 
     def computing(self, run: Callable[..., Any], results: Callable[[Any], Any]) -> Callable[..., Any]:
-        """Return a function that starts the kernels of ``run`` and returns its ``results``, which `mark` marks."""
+        """Return a function that starts the kernels of ``run`` and returns its ``results`` with their events."""
 
         def start(*arguments: Any, **named: Any) -> Any:
             thread = self._thread
@@ -195,7 +196,7 @@ class GpuCalls:
         self._last_end_s = now_s
         size, row_s = (computation.rows - 1).bit_length(), took_s / computation.rows
         known_s = self._row_s.get(size, row_s)
-        # If the GPU was idle first, this is too large. So the average falls fast and rises slowly.
+        # The measurement is too large if the GPU was idle before. So the average falls fast and rises slowly.
         self._row_s[size] = known_s + (0.5 if row_s < known_s else 0.05) * (row_s - known_s)
         rest_s = now_s - max(computation.started_s, last_end_s)
         self._rest_s += _NEW * (rest_s - self._rest_s)
@@ -204,7 +205,7 @@ class GpuCalls:
 
 
 def _average(known_s: float, new_s: float) -> float:
-    """Return the average with ``new_s``. The first calls may take seconds, in which an engine chooses kernels."""
+    """Return the average with ``new_s``, limited since the first calls may take seconds, to choose kernels."""
     return known_s + _NEW * (min(new_s, 2 * known_s + _TAKE_S) - known_s)
 
 

@@ -11,16 +11,15 @@ from functools import partial
 from typing import Any
 
 from headrace import BackendError, Code, HeadraceError, Instance, LoadError, Model, Tensor, Tensors
-from headrace_torch.compile_options import KEY, parse_options
-from headrace_torch.conversion import TensorConverter
 from headrace_torch.cuda_graphs import CudaGraphs
 from headrace_torch.gpu_calls import AT_ONCE, GpuCalls
-from headrace_torch.naming import check_arguments, positions
-from headrace_torch.parameters import Parameters
+from headrace_torch.parameters import COMPILE_KEY, Parameters, parse_compile_options
 from headrace_torch.pinned_memory import PinnedArrays
-from headrace_torch.rehearsal import rehearse
-from headrace_torch.torch_process import compute_alone, first_line
-from headrace_torch.weight_sharing import takes_turns
+from headrace_torch.tensor_conversion import TensorConverter
+from headrace_torch.tensor_names import check_arguments, positions
+from headrace_torch.torch_process import first_line, use_one_thread
+from headrace_torch.warm_up import execute_zeros
+from headrace_torch.weight_sharing import needs_lock
 
 log = logging.getLogger("headrace.pytorch")
 
@@ -38,13 +37,14 @@ class Forward:
 
     - ``arguments``: forward's without ``self``, None if it takes any number. ``required``: those without a default.
       ``keywords_only``: none can be passed by position. ``takes_dict``: its only argument is a dictionary of tensors.
-    - ``writes``: it may write to its inputs. ``state_memory``: the memory that it may write to between calls
-      (`headrace_torch.conversion.state_memory`).
-    - ``changes``: a call may depend on an earlier one, so instances that share it take ``turns``.
-    - ``can_rehearse``: it may be called without a request, with no visible effect.
+    - ``writes``: it may write to its inputs.
+    - ``state_memory``: the addresses of its state (`headrace_torch.tensor_conversion.state_memory`).
+    - ``changes``: a call may depend on an earlier one, so instances that share it lock ``lock`` during a call.
+    - ``can_warm_up``: it may be called without a request, with no visible effect.
     - ``is_compiled``: it is compiled on the first call, and again for other shapes.
-    - ``any_thread``: that of the instance. ``explain`` returns the text of an exception for callers. ``close`` releases
-      the model.
+    - ``any_thread``: `Instance.any_thread`.
+    - ``explain`` returns the text of an exception for callers.
+    - ``close`` releases the model.
     """
 
     run: Callable[..., Any]
@@ -56,8 +56,8 @@ class Forward:
     writes: bool = True
     state_memory: frozenset[int] = frozenset()
     changes: bool = True
-    turns: threading.Lock = field(default_factory=threading.Lock)
-    can_rehearse: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    can_warm_up: bool = False
     is_compiled: bool = False
     any_thread: bool = False
     explain: Callable[[BaseException], str] = first_line
@@ -67,8 +67,8 @@ class Forward:
 class ForwardInstance(Instance):
     """Runs ``forward``. ``inputs`` and ``outputs`` are the names in the config, in order.
 
-    The mapping of outputs to results may be known already. If ``owns``, only this instance uses ``forward``, and
-    `close` closes it. On a GPU it has a CUDA ``stream``, and ``pinned`` memory for its copies. Created on its own
+    ``outputs`` may also map them to the indices of results. If ``owns``, only this instance uses ``forward``, and
+    `close` closes it. On a GPU it has a CUDA ``stream``, and ``pinned`` memory for its copies. Create it on its own
     thread.
     """
 
@@ -120,19 +120,19 @@ class ForwardInstance(Instance):
         if model.config.optimization.cuda.graphs:
             self._graphs = self._graphs_of(torch, forward, stream)
         if calls is not None:
-            self._run, self._results = calls.computing(self._graphs or self._run, self._results), _as_it_is
+            self._run, self._results = calls.computing(self._graphs or self._run, self._results), _identity
             self._mode = nullcontext()  # one object is not for several threads
             self._contexts[:0] = [calls.begin, partial(torch.inference_mode, parameters.inference_mode)]
             self.wait_to_take = calls.wait_to_take  # type: ignore[method-assign]
-            # Two settings are of the whole process while a call runs.
+            # While a call runs, these settings apply to the whole process.
             is_global = is_cleaning or parameters.disable_cudnn or parameters.disable_optimized_execution
             if parameters.overlap and not (is_global or forward.is_compiled):
                 self.concurrency = AT_ONCE
-        if takes_turns(model, forward.changes):
-            self._contexts.append(lambda: forward.turns)
-        self._can_rehearse = forward.can_rehearse and parameters.warm_up and not model.config.model_warmup
+        if needs_lock(model, forward.changes):
+            self._contexts.append(lambda: forward.lock)
+        self._can_warm_up = forward.can_warm_up and parameters.warm_up and not model.config.model_warmup
         self._torch, self._thread = torch, threading.get_ident()
-        #: Code that waits for a GPU, or starts threads of its own, does not run on the event loop.
+        #: False for code that waits for a GPU or starts threads: it may not run on the event loop.
         self.any_thread = forward.any_thread and not self._contexts
 
     def _name_arguments(self, model: str, forward: Forward, inputs: Sequence[str]) -> None:
@@ -147,7 +147,7 @@ class ForwardInstance(Instance):
 
     def execute(self, inputs: Tensors) -> Tensors:
         if threading.get_ident() != self._thread and self.concurrency == 1:
-            compute_alone(self._torch)
+            use_one_thread(self._torch)
         try:
             with self._mode:
                 if not self._contexts:
@@ -164,27 +164,28 @@ class ForwardInstance(Instance):
             self._clean()
 
     def _graphs_of(self, torch: Any, forward: Forward, stream: Any) -> CudaGraphs | None:
-        """Raises `LoadError` for a model that has no graphs, and `ConfigError`."""
+        """Return the graphs to capture; None on a CPU. Raises `LoadError` for a model that cannot be captured, and
+        `ConfigError` for a wrong spec."""
         model, problem = self.model, ""
         if stream is None:
             log.warning("model '%s': optimization.cuda.graphs has no effect on a CPU, or with KIND_MODEL", model.name)
             return None
         if forward.changes and not model.config.runtime:
             problem = "the model changes its own state, and captures would, too"
-        mode = (parse_options(model.parameters.torch_compile, True) or {}).get("mode")
+        mode = (parse_compile_options(model.parameters.torch_compile, True) or {}).get("mode")
         if mode in _GRAPH_MODES:
-            problem = f"mode '{mode}' of parameter '{KEY}' captures graphs itself: leave one of the two out"
+            problem = f"mode '{mode}' of parameter '{COMPILE_KEY}' captures graphs itself: leave one of the two out"
         if problem:
             raise LoadError(f"model '{model.name}': optimization.cuda.graphs: {problem}")
         return CudaGraphs(torch, model, forward.run)
 
     def warm_up(self) -> None:
-        if self._can_rehearse and self._graphs is None:
-            rehearse(self, self.model)
+        if self._can_warm_up and self._graphs is None:
+            execute_zeros(self, self.model)
         self.capture()
 
     def capture(self) -> None:
-        """Capture CUDA graphs, if the config wants them. Raises `LoadError`."""
+        """Capture CUDA graphs, if the config has them. Raises `LoadError`."""
         if self._graphs is not None:
             self._graphs.capture(self)
 
@@ -201,7 +202,7 @@ class ForwardInstance(Instance):
         return self._results(self._run(**{self._arguments[name]: tensor for name, tensor in arguments.items()}))
 
 
-def _as_it_is(results: dict[str, Tensor]) -> dict[str, Tensor]:
+def _identity(results: dict[str, Tensor]) -> dict[str, Tensor]:
     return results
 
 

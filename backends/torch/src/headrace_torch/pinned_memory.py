@@ -1,6 +1,6 @@
 """Pinned memory for copies between the host and GPUs: reused, and bounded for the process.
 
-A GPU copies to and from pinned memory by itself. Other memory is copied by the CPU first, while a thread waits.
+A GPU reads and writes pinned memory without the CPU. Other memory is first copied by the CPU, while a thread waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PinnedArrays:
         self._free: defaultdict[int, deque[npt.NDArray[np.uint8]]] = defaultdict(deque)
 
     def array(self, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an array with any content. Its memory is used again after the last view of it is gone."""
+        """Return an uninitialized array. Its memory is reused when its last view is released."""
         count = prod(shape) * dtype.itemsize
         size = max(_LEAST_BYTES, 1 << (count - 1).bit_length()) if count else 0
         block = self._block(size) if size else None
@@ -55,7 +55,7 @@ class PinnedArrays:
 
 
 class _Lease:
-    """The base of an array on ``block``. It returns the block to ``free`` when the array and its views are gone."""
+    """The base of an array on ``block``. It returns the block to ``free`` when the last view is released."""
 
     __slots__ = ("_block", "_free")
 

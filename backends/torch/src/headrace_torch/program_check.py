@@ -1,8 +1,8 @@
-"""The names that a program of torch.export may use, so that it only computes.
+"""Resolves the names of functions in a program of torch.export, and refuses functions that do more than compute.
 
-Nothing in a program's file is run or evaluated: it is data, from which `headrace_torch.program_graph` makes calls. Only
-what this module finds can be called: operators of PyTorch's own libraries, arithmetic of sizes, and the few functions
-that call graphs of the program. ``torch.export.load`` resolves a name by ``getattr`` from ``torch`` on, without limit.
+A program's file is data: none of it is run or evaluated. `headrace_torch.program_graph` makes calls of it, and only of
+functions that this module returns: operators of PyTorch's own libraries, arithmetic of sizes, and the few functions
+that call graphs of the program. ``torch.export.load`` resolves any name by ``getattr`` from ``torch``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace_torch.foreign_memory import why_refused
+from headrace_torch.unsafe_operators import why_refused
 
-#: Libraries of operators that are PyTorch's, or access no files.
+#: Libraries of PyTorch's own operators, and others that access no files.
 LIBRARIES = frozenset(("aten", "prims", "quantized_decomposed", "torchvision"))
-#: Operators in them that do more than compute: they access files, write to the server's output, or change the whole
-#: process. A test searches all operators for others. `foreign_memory` has more.
+#: Operators in them that access files, write to the server's output, or change the whole process. A test searches all
+#: operators for others. `headrace_torch.unsafe_operators` has more.
 REFUSED = frozenset(("_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_size", "_print", "from_file", "save"))
 
 
@@ -26,7 +26,7 @@ def _choose(condition: bool, then: Any, otherwise: Any) -> Any:
     return then if condition else otherwise
 
 
-#: Of a size. Python's own numbers have no end, and to compute a large one holds the interpreter's lock.
+#: The limit of a size. Python's integers are unlimited, and arithmetic of large ones holds the interpreter's lock.
 _MOST_BITS = 64
 
 
@@ -78,27 +78,27 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 
-class Distrusted(ValueError):
-    """The program would do something that only a trusted one may do."""
+class TrustRequired(ValueError):
+    """The program would do something that needs the parameter ``trust``."""
 
 
 def find_operator(torch: Any, target: str) -> Any:
     """Return the function of a node with this ``target``: an ``OpOverload``, or a function of numbers.
 
-    Raises `Distrusted` for another existing function, and `ValueError` for an unknown operator.
+    Raises `TrustRequired` for another existing function, and `ValueError` for an unknown operator.
     """
     if target in _ARITHMETIC:
         return _ARITHMETIC[target]
     match = _OPERATOR.fullmatch(target)
     if match is None:
-        raise Distrusted(f"it calls '{target[:200]}', which is no operator")
+        raise TrustRequired(f"it calls '{target[:200]}', which is no operator")
     library, name, overload = match.groups()
     if library not in LIBRARIES:
-        raise Distrusted(f"it calls '{target}', an operator of the library '{library}'")
+        raise TrustRequired(f"it calls '{target}', an operator of the library '{library}'")
     if name in REFUSED:
-        raise Distrusted(f"it calls '{target}', which does more than compute")
+        raise TrustRequired(f"it calls '{target}', which does more than compute")
     if why := why_refused(name):
-        raise Distrusted(f"it calls '{target}', {why}")
+        raise TrustRequired(f"it calls '{target}', {why}")
     found = getattr(getattr(getattr(torch.ops, library), name, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload):
         raise ValueError(f"it calls '{target}', which PyTorch {torch.__version__} does not have")
@@ -139,7 +139,7 @@ def _with_autocast(kind: str, dtype: Any, enabled: bool, cached: bool | None, fu
         return function(*arguments)
 
 
-#: The functions that run graphs of the program, by PyTorch's names. Each computes the same as PyTorch's.
+#: The functions that run graphs of the program, by PyTorch's names. Each computes the same as PyTorch's function.
 HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
     "cond": _cond,
     "while_loop": _while_loop,

@@ -1,7 +1,7 @@
-"""A program of torch.export as a function: the graph in its JSON, made a ``torch.fx`` graph of checked calls.
+"""Builds a function of a program of torch.export: its JSON graph becomes a ``torch.fx`` graph of checked calls.
 
-The new graph has its own names, and calls only functions from `find_operator`, so nothing of the file becomes code.
-Sizes are computed by the operators that ask tensors for them; the texts of sizes in the file are not needed to run.
+The new graph has its own names, and calls only functions from `find_operator`, so no text of the file becomes code.
+Operators in the graph read the sizes of tensors; the texts of sizes in the file are not used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace_torch.foreign_memory import ZEROED
-from headrace_torch.program_check import HIGHER_ORDER, Distrusted, find_operator
+from headrace_torch.program_check import HIGHER_ORDER, TrustRequired, find_operator
 from headrace_torch.program_signature import SCALAR_TYPES
 from headrace_torch.script_effects import drops_nothing
+from headrace_torch.unsafe_operators import ZEROED
 
 _LAYOUTS: Mapping[int, str] = {1: "sparse_coo", 2: "sparse_csr", 3: "sparse_csc", 4: "sparse_bsr", 5: "sparse_bsc"}
 _MEMORY_FORMATS: Mapping[int, str] = {
@@ -62,7 +62,7 @@ class ProgramGraph:
                 builder.values[details["name"]] = builder.constant(details["value"])
                 continue
             if kind in ("custom_obj", "token"):
-                raise Distrusted(f"it needs an object of its own ({kind}), which may be of any library")
+                raise TrustRequired(f"it needs an object of its own ({kind}), which may be of any library")
             ((type_, content),) = argument.items()
             if type_ != "as_tensor":
                 if kind != "user_input":
@@ -105,7 +105,7 @@ class _Builder:
         self._torch, self._place = torch, place
         self.graph = torch.fx.Graph()
         self.values: dict[str, Any] = {}
-        #: Values that may be an input or state, or a view of one; and which of the two is written to.
+        #: Values that may be an input or state, or a view of one. ``written`` has the kinds that are written to.
         self.watched: dict[Any, frozenset[str]] = {}
         self.written: frozenset[str] = frozenset()
         self.is_random = self.loops = False
@@ -141,7 +141,7 @@ class _Builder:
             if each.get("kind") == 2 or (
                 each.get("kind") is None and arguments and each["name"] in _named_only(schema)
             ):
-                if each["name"] not in known:  # it would be a word in the code of the graph
+                if each["name"] not in known:  # it would become a name in the code of the graph
                     raise ValueError(f"it calls '{node['target']}' with '{each['name']}', which that does not take")
                 named[each["name"]] = value
             else:
@@ -241,13 +241,13 @@ class _Builder:
             return getattr(torch, _LAYOUTS.get(content, "strided"))
         if kind == "as_device":
             return torch.device(self._place(_device(content)))
-        raise Distrusted(f"it gives an operator an argument that is neither a tensor nor a number ({kind})")
+        raise TrustRequired(f"it gives an operator an argument that is neither a tensor nor a number ({kind})")
 
     # ------------------------------------------------------------------ graphs within the graph
 
     def _call_with_graphs(self, name: str, node: Mapping[str, Any]) -> Any:
         if name not in HIGHER_ORDER:
-            raise Distrusted(f"it calls '{node['target'][:200]}', which runs graphs in a way of its own")
+            raise TrustRequired(f"it calls '{node['target'][:200]}', which runs graphs in a way of its own")
         arguments = []
         for each in node["inputs"]:
             if each["name"] and each.get("kind") == 2:

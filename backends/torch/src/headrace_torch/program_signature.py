@@ -1,8 +1,8 @@
-"""The inputs and outputs of a program of torch.export, from its file: names, types, shapes, and allowed sizes.
+"""Reads the inputs and outputs of a program of torch.export from its file: names, types, shapes, and allowed sizes.
 
-Names are Triton's for packages of AOTInductor (docs/spec/behaviours.md section 10.3): ``INPUT__0``, or the place in the
-call, ``ARGS[0]``, ``KWARGS[scale]``, ``RESULT[0]``, with another index or key per level of nesting. An input also has
-the name of its argument, and an output of a dictionary its key.
+Names are Triton's for packages of AOTInductor (docs/spec/behaviours.md section 10.3): ``INPUT__0``, or the path in the
+call, ``ARGS[0]``, ``KWARGS[scale]``, ``RESULT[0]``, with another index or key per level of nesting. The name of an
+argument, or the key of a dictionary of results, is valid, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace import DataType, dtypes
 from headrace_engines import GraphTensor
 from headrace_torch.program_sizes import Arithmetic
 
-#: PyTorch's number of a data type in such a file, its name, and ours where the protocol has it.
+#: For each of PyTorch's numbers of data types: its name, and the protocol's data type or None.
 SCALAR_TYPES: Mapping[int, tuple[str, DataType | None]] = {
     1: ("uint8", dtypes.UINT8),
     2: ("int8", dtypes.INT8),
@@ -44,10 +44,11 @@ SCALAR_TYPES: Mapping[int, tuple[str, DataType | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One input or output tensor: its name, its place in Triton's words, and its known properties.
+    """One input or output tensor: its name, its ``path`` by Triton's convention, and its properties in the file.
 
-    ``sizes`` has an `Arithmetic` where a size may vary. ``guard`` is how conditions in the file name it. ``is_known``:
-    the file tells type and shape."""
+    ``sizes`` has an `Arithmetic` for a variable size. ``guard`` is its name in conditions. ``is_known``: the file has
+    its type and shape.
+    """
 
     tensor: GraphTensor
     path: str
@@ -58,8 +59,11 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSignature:
-    """``inputs`` and ``outputs`` in the order of the program's arguments and results. ``ranges`` has the least and the
-    largest value of each symbol; None for no bound. ``conditions`` are for all sizes together."""
+    """``inputs`` and ``outputs`` in the order of the program's arguments and results.
+
+    ``ranges`` has the smallest and the largest value of each symbol, None for no bound. ``conditions`` are about the
+    sizes of all inputs.
+    """
 
     inputs: Sequence[Leaf]
     outputs: Sequence[Leaf]
@@ -86,8 +90,8 @@ class ProgramSignature:
 def read_signature(program: Mapping[str, Any]) -> ProgramSignature:
     """Return the signature in a program's JSON.
 
-    Raises `Distrusted` for sizes that are no arithmetic, and `ValueError`, `KeyError` or `TypeError` for data that
-    PyTorch does not write.
+    Raises `TrustRequired` for sizes that are no arithmetic, and `ValueError`, `KeyError` or `TypeError` for a document
+    that PyTorch does not write.
     """
     module = program["graph_module"]
     graph, signature = module["graph"], module["signature"]
@@ -158,8 +162,8 @@ def _input_paths(call: Mapping[str, Any] | None, count: int) -> list[tuple[str, 
 
 
 def argument_paths(spec: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return for each leaf of the arguments its place in the call, and its name in conditions. ``spec`` is PyTorch's
-    description of their nesting, and ``names`` those of the arguments."""
+    """Return the path in the call, and the name in conditions, of each leaf of the arguments. ``spec`` is PyTorch's
+    description of their nesting, and ``names`` are the names of the arguments."""
     arguments, named = spec["children_spec"]
     found: list[tuple[str, str]] = []
     for index, spec in enumerate(arguments["children_spec"]):
@@ -180,7 +184,7 @@ def _output_names(call: Mapping[str, Any] | None, count: int) -> list[tuple[str,
 
 
 def result_names(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return for each leaf of the result its name and its place."""
+    """Return the name and the path of each leaf of the result."""
     paths = [f"RESULT{path}" for path, _ in _paths(spec)]
     keys = _keys(spec) if spec["type"] in _DICTIONARIES else []
     names = keys if len(keys) == len(paths) else [f"OUTPUT__{index}" for index in range(len(paths))]
@@ -191,8 +195,8 @@ _DICTIONARIES = ("builtins.dict", "collections.OrderedDict")
 
 
 def _paths(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the places of the leaves under ``spec``, a node of PyTorch's description of nested values: as Triton writes
-    them, and as Python does."""
+    """Yield the paths of the leaves under ``spec``, a node of PyTorch's description of nested values: in Triton's
+    notation, and in Python's."""
     if spec["type"] is None:
         yield "", ""
         return

@@ -1,4 +1,4 @@
-"""Sizes, and conditions of sizes, that a program of torch.export has as text: computed here, and never evaluated."""
+"""Computes sizes, and conditions of sizes, that a program of torch.export has as text, without ``eval``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-from headrace_torch.program_check import Distrusted
+from headrace_torch.program_check import TrustRequired
 
 _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -25,7 +25,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-#: As sympy writes them, which PyTorch prints sizes with.
+#: The functions of sympy, with which PyTorch writes sizes.
 _FUNCTIONS: Mapping[str, Callable[..., int]] = {
     "Add": lambda *sizes: sum(sizes),
     "Mul": lambda *sizes: math.prod(sizes),
@@ -38,16 +38,16 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
     "Max": max,
     "Min": min,
 }
-#: How a condition names the size of an input: ``L['x'].size()[0]``.
+#: The size of an input in a condition: ``L['x'].size()[0]``.
 _INPUT_SIZE = re.compile(r"L(?:\['[^']*'\]|\[\d+\])+\.size\(\)\[\d+\]", re.ASCII)
 _Sizes = Mapping[str, int]
 
 
 class Arithmetic:
-    """A size, or a condition of sizes, that the file writes as text. ``symbols`` are the names in it; ``symbol`` is the
-    one that it is, or None. ``value`` computes it, where symbols have the sizes that it is given.
+    """A size, or a condition of sizes, in the text of a file. ``value(sizes)`` computes it for the sizes of symbols.
 
-    Raises `Distrusted` for any other text; ``torch.export.load`` would evaluate it.
+    ``symbols`` are the names in it. ``symbol`` is the name if the text is just that, else None. Raises `TrustRequired`
+    for any other text, which ``torch.export.load`` would evaluate.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Arithmetic:
             body = ast.parse(text[:2000], mode="eval").body
             self.value: Callable[[_Sizes], int] = self._compile(body)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise Distrusted(f"it has '{text[:200]}' where a size is meant, which is no arithmetic") from None
+            raise TrustRequired(f"it has '{text[:200]}' where a size is meant, which is no arithmetic") from None
         is_alone = isinstance(body, ast.Name) or (isinstance(body, ast.Call) and ast.unparse(body.func) == "Symbol")
         self.symbol = next(iter(self.symbols)) if is_alone else None
 
@@ -100,7 +100,7 @@ def _symbol(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol":
-        name = node.args[0] if len(node.args) == 1 else None  # and its assumptions about the number
+        name = node.args[0] if len(node.args) == 1 else None  # keywords are assumptions about the number
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             return name.value
     elif isinstance(node, ast.Subscript) and _INPUT_SIZE.fullmatch(text := ast.unparse(node)):

@@ -1,8 +1,8 @@
-"""The file ``model.pt2``, a zip archive of PyTorch's, read by Headrace and not by PyTorch.
+"""Reads ``model.pt2``, a zip archive of PyTorch, without PyTorch.
 
-``torch.export.load`` unpickles data that the file selects, loads its native code, and passes its texts to ``eval``. So
-it gets no part of the file before this is checked (`headrace_torch.program_check`). PyTorch stores entries as they are,
-and so does every file that is read here: none is larger than the file that holds it.
+``torch.export.load`` may unpickle data of the file, load its native code, and pass its texts to ``eval``. So Headrace
+reads and checks the file itself (`headrace_torch.program_check`). PyTorch does not compress entries, and files with
+compressed entries are refused, so no entry is larger than the file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import Any
 from headrace import LoadError, one_line, why_path_leaves
 from headrace_torch.parameters import HOW_TO_TRUST
 
-#: Documents are text, and become objects of some ten times their size.
+#: A parsed JSON document takes about ten times the memory of its text.
 _MOST_BYTES_OF_A_DOCUMENT = 256 << 20
 _PIECE_BYTES = 4 << 20
 _PROGRAMS, _PACKAGES = "models/", "data/aotinductor/"
 
 
 class Pt2Archive:
-    """An open ``.pt2`` file. Names of records are without the folder that holds them all. Raises `LoadError`, which
-    names the file, and the model as PyTorch's backend in Triton does."""
+    """An open ``.pt2`` file. Names of records are without the common top folder.
+
+    Raises `LoadError`, which names the file, and the model in the words of Triton's PyTorch backend.
+    """
 
     def __init__(self, model: str, path: Path) -> None:
         self.model, self.path = model, path
@@ -50,13 +52,13 @@ class Pt2Archive:
 
     @property
     def programs(self) -> Sequence[str]:
-        """Return the names of its programs of torch.export."""
+        """The names of its programs of torch.export."""
         names = [name for name in self._records if name.startswith(_PROGRAMS) and name.endswith(".json")]
         return [name[len(_PROGRAMS) : -len(".json")] for name in names]
 
     @property
     def packages(self) -> Sequence[str]:
-        """Return the names of its libraries of AOTInductor."""
+        """The names of its libraries of AOTInductor."""
         names = [name[len(_PACKAGES) :] for name in self._records if name.startswith(_PACKAGES)]
         return list(dict.fromkeys(name.partition("/")[0] for name in names if "/" in name))
 
@@ -65,7 +67,8 @@ class Pt2Archive:
         return [name for name in self._records if name.startswith(under)]
 
     def choose(self, what: str, names: Sequence[str]) -> str:
-        """Return ``model``, which is PyTorch's default name, or the only one of ``names``."""
+        """Return ``model``, PyTorch's default name, if it is in ``names``, else the only name. ``what`` is their noun
+        in the error."""
         if "model" in names:
             return "model"
         if len(names) != 1:
@@ -85,7 +88,7 @@ class Pt2Archive:
         return bytes(content)
 
     def read_into(self, name: str, memory: memoryview) -> None:
-        """Copy a record into ``memory``, as long as it is."""
+        """Copy a record into ``memory``, which has its size."""
         filled = 0
         try:
             with self._zip.open(self._find(name)) as record:
@@ -112,7 +115,7 @@ class Pt2Archive:
         """Return the error for the file, with the reason ``what``."""
         return LoadError(f"failed to load model '{self.model}': '{self.path}' {what}")
 
-    def distrust(self, found: str) -> LoadError:
+    def trust_required(self, found: str) -> LoadError:
         """Return the error for a file that needs trust, with the reason ``found``."""
         return self.failure(f"may do more than compute: {found}; {HOW_TO_TRUST}")
 

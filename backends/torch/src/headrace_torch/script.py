@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, in_memory, one_line
-from headrace_torch import foreign_memory, pickle_check, script_code, storage_check
-from headrace_torch.conversion import state_memory
+from headrace_torch import pickle_check, script_check, unsafe_operators
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 from headrace_torch.script_effects import effects_of
+from headrace_torch.tensor_conversion import state_memory
 from headrace_torch.torch_process import first_line
 
 #: Pickles in a TorchScript file that have tensors, and the folders that their memory is in.
@@ -20,7 +20,7 @@ _TENSORS = ("data", "constants")
 
 
 def open_script(torch: Any, model: Model, device: str) -> Forward:
-    """Return the module of the file on ``device``; on a device of kind ``model``, where it was when it was saved.
+    """Return the module of the file on ``device``. On a device of kind ``model``, it is where it was when it was saved.
 
     Raises `LoadError` naming the file at fault."""
     path = model.file("model.pt")
@@ -49,20 +49,20 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
         writes=effects.writes,
         state_memory=state_memory(module),
         changes=effects.changes,
-        can_rehearse=not (effects.changes or effects.is_random or effects.loops),
+        can_warm_up=not (effects.changes or effects.is_random or effects.loops),
         any_thread=not effects.repeats,
     )
 
 
 def _load(torch: Any, model: Model, path: Path, opened: str, place: Any) -> Any:
-    """Return the result of ``torch.jit.load``. Unless the model is trusted, memory that it does not write is zero."""
+    """Return the result of ``torch.jit.load``. Unless the model is trusted, its unwritten memory is zeroed."""
     unit = torch._C.CompilationUnit()
     module = torch._C.import_ir_module(unit, opened, place, {}, False)
     if not is_trusted(model):
         functions = unit.get_functions()
-        if found := foreign_memory.finding(functions):
-            raise _distrust(model, path, found)
-        foreign_memory.zero(functions)
+        if found := unsafe_operators.reason_for_trust(functions):
+            raise _trust_required(model, path, found)
+        unsafe_operators.zero(functions)
     return torch.jit._recursive.wrap_cpp_module(module)
 
 
@@ -71,7 +71,7 @@ def _check(torch: Any, model: Model, path: Path, opened: str) -> None:
         reader = torch._C.PyTorchFileReader(opened)
         records = reader.get_all_records()
         damage = _damage(torch, reader)
-        found = "" if is_trusted(model) else script_code.finding(reader)
+        found = "" if is_trusted(model) else script_check.reason_for_trust(reader)
     except HeadraceError:
         raise
     except Exception as error:  # pybind raises classes of its own
@@ -83,7 +83,7 @@ def _check(torch: Any, model: Model, path: Path, opened: str) -> None:
     if damage:
         raise LoadError(f"failed to load model '{model.name}': '{path}' is damaged at {damage}")
     if found:
-        raise _distrust(model, path, found)
+        raise _trust_required(model, path, found)
 
 
 def _damage(torch: Any, reader: Any) -> str:
@@ -91,7 +91,7 @@ def _damage(torch: Any, reader: Any) -> str:
         if name.endswith(".pkl") and (found := pickle_check.damage(reader.get_record(name))):
             return f"'{one_line(name)}': {found}"
     for folder in _TENSORS:
-        if reader.has_record(f"{folder}.pkl") and (found := storage_check.oversized(torch, reader, folder)):
+        if reader.has_record(f"{folder}.pkl") and (found := pickle_check.oversized(torch, reader, folder)):
             return f"'{folder}.pkl': {found}"
     return ""
 
@@ -111,7 +111,7 @@ def _takes_dict(model: Model, declared: Sequence[Any]) -> bool:
     return bool(dicts)
 
 
-def _distrust(model: Model, path: Path, found: str) -> LoadError:
+def _trust_required(model: Model, path: Path, found: str) -> LoadError:
     return LoadError(f"failed to load model '{model.name}': '{path}' may do more than compute: {found}; {HOW_TO_TRUST}")
 
 

@@ -11,28 +11,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: How often a loop is repeated that ends by its condition alone.
-_FOR_EVER = 2**63 - 1
-#: As often as that in no time.
-_SOON = 10_000
-#: Arguments of operators that could drop out at random, and the values with which they do not.
+#: The limit that TorchScript gives to a loop that ends by its condition alone.
+_NO_LIMIT = 2**63 - 1
+#: A loop of at most so many repetitions is short.
+_SHORT_LOOP = 10_000
+#: Arguments of operators that can drop out at random, and the values that switch this off.
 NOTHING_DROPPED: Mapping[str, object] = {"train": False, "dropout_p": 0.0}
 #: In the text of a schema: ``float dropout_p=0.``, ``bool train``.
 _ARGUMENTS = re.compile(r" (\w+)[,=)]")
-#: A call that remains after inlining is not known before it is executed.
+#: Calls that remain after inlining: their functions are unknown until they are executed.
 _CALLS = frozenset(("prim::CallMethod", "prim::CallFunction"))
 
 
-def drops_nothing(given: Mapping[str, object]) -> bool:
-    """True if an operator that can draw random numbers does not, with these arguments."""
-    return any(name in given and given[name] == value for name, value in NOTHING_DROPPED.items())
+def drops_nothing(arguments: Mapping[str, object]) -> bool:
+    """True if an operator that can draw random numbers does not with these ``arguments``."""
+    return any(name in arguments and arguments[name] == value for name, value in NOTHING_DROPPED.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptEffects:
-    """``writes`` to its inputs; ``changes`` its own attributes, so that the next call finds them otherwise;
-    ``is_random``; ``loops`` until a condition holds, which may be never; ``repeats`` something as often as its inputs
-    say, or often, or for ever."""
+    """The effects of a module.
+
+    - ``writes``: it writes to its inputs. ``changes``: it writes to its attributes, which the next call reads.
+    - ``is_random``: it draws random numbers.
+    - ``loops``: it repeats something until a condition holds, which may be never.
+    - ``repeats``: the number of repetitions of a loop is large, unlimited, or depends on the inputs.
+    """
 
     writes: bool = True
     changes: bool = True
@@ -44,7 +48,7 @@ class ScriptEffects:
 def effects_of(torch: Any, module: Any) -> ScriptEffects:
     """Return the effects of ``forward`` of ``module``, which is in evaluation mode."""
     try:
-        # Freezing removes its actions in training, such as counting batches. Weights stay where they are.
+        # Freezing removes what it does in training only, such as counting batches. It does not copy weights.
         frozen = torch._C._freeze_module(module._c, [], True, True)
         graph = frozen._get_method("forward").graph
         aliases = graph.alias_db()
@@ -57,8 +61,8 @@ def effects_of(torch: Any, module: Any) -> ScriptEffects:
             changes |= is_unknown or kind == "prim::SetAttr" or _writes_attribute(node, aliases)
             is_random |= is_unknown or _is_random(node)
             times = next(node.inputs()).toIValue() if kind == "prim::Loop" else 0
-            loops |= is_unknown or times == _FOR_EVER
-            repeats |= is_unknown or times is None or times > _SOON
+            loops |= is_unknown or times == _NO_LIMIT
+            repeats |= is_unknown or times is None or times > _SHORT_LOOP
     except Exception:  # a module that the engine cannot analyse
         return ScriptEffects()
     return ScriptEffects(writes, changes, is_random, loops, repeats)

@@ -1,8 +1,8 @@
-"""``torch.compile`` for modules in a ``model.py``: its requirements, its directory of code, and its time of compiling.
+"""``torch.compile`` for modules in a ``model.py``: its requirements, its directory for code, and its warm-up.
 
-PyTorch compiles when a module is called with shapes that it has not been called with. So an instance is called
-once, before the model is ready, for each batch that makes PyTorch compile anew: with zeros, of the dims of the config.
-Sizes of 1 are compiled for themselves, a size that changes is taken as one that varies from then on.
+PyTorch compiles when a module is called with new shapes. So before the model is ready, an instance is called with zeros
+of the config's dims, once for each batch size for which PyTorch compiles. PyTorch compiles a size of 1 separately. When
+another size changes, PyTorch compiles code for a variable size.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from typing import Any
 
 from headrace import BackendError, LoadError, Model, ModelConfig, Tensors
 from headrace_engines import PrivateModules
-from headrace_torch.compile_options import KEY, parse_options
 from headrace_torch.instance import ForwardInstance
-from headrace_torch.parameters import is_trusted
-from headrace_torch.rehearsal import zero_inputs
+from headrace_torch.parameters import COMPILE_KEY, is_trusted, parse_compile_options
 from headrace_torch.torch_process import first_line
+from headrace_torch.warm_up import zero_inputs
 
 log = logging.getLogger("headrace.pytorch")
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _lock = threading.Lock()
-#: Variants of one module that PyTorch compiles (``torch._dynamo.config.recompile_limit``); others run as they are.
+#: Variants of one module that PyTorch compiles (``torch._dynamo.config.recompile_limit``); further ones run uncompiled.
 _MOST_VARIANTS = 8
 
 
 def compile_module(torch: Any, model: Model, module: Any, device: str) -> Any:
-    """Return ``module``, compiled as soon as it is called, if the config of ``model`` asks for it; else unchanged.
+    """Return ``module``, which is compiled on its first call, if the config of ``model`` has the parameter; else
+    ``module`` unchanged.
 
-    Raises `LoadError` if what that needs is missing, and for a backend or a mode that PyTorch does not have."""
-    options = parse_options(model.parameters.torch_compile, model.parameters.trust and is_trusted(model))
+    Raises `LoadError` if a requirement is missing, and for a backend or a mode that PyTorch does not have."""
+    options = parse_compile_options(model.parameters.torch_compile, model.parameters.trust and is_trusted(model))
     if options is None or options.get("disable"):
         return module
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's of its own modules, as it imports them
+        warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own modules
         return _compile(torch, model, module, device, options)
 
 
@@ -52,23 +52,24 @@ def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[s
     known = torch._dynamo.list_backends(exclude_tags=())
     if backend not in known:
         raise LoadError(
-            f"model '{model.name}': parameter '{KEY}' has backend '{backend}', known here: {', '.join(sorted(known))}"
+            f"model '{model.name}': parameter '{COMPILE_KEY}' has backend '{backend}', known here: "
+            f"{', '.join(sorted(known))}"
         )
     if backend == "inductor":
         _prepare_inductor(model, device)
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        # Of one function, PyTorch compiles eight variants. Modules that inherit their forward have that one in common.
+        # PyTorch compiles at most eight variants of one function. Modules may share an inherited ``forward``.
         options["isolate_recompiles"] = True
     try:
         return torch.compile(module, **options)
     except Exception as error:  # a mode or an option that PyTorch does not have
-        raise LoadError(f"model '{model.name}': parameter '{KEY}': {first_line(error)}") from error
+        raise LoadError(f"model '{model.name}': parameter '{COMPILE_KEY}': {first_line(error)}") from error
 
 
 def forget_compiled(torch: Any, modules: PrivateModules) -> None:
     """Remove PyTorch's compiled code of the functions and methods of ``modules``.
 
-    It keeps that as long as they live, and they live as long as it keeps that.
+    The compiled code and the functions refer to each other, so neither is freed otherwise.
     """
     for module in modules.loaded():
         named = list(vars(module).values())
@@ -79,28 +80,30 @@ def forget_compiled(torch: Any, modules: PrivateModules) -> None:
 
 
 def _prepare_inductor(model: Model, device: str) -> None:
-    """Raise `LoadError` without a compiler, or without a directory of our own for its output."""
+    """Set the directory for compiled code. Raises `LoadError` if it is not ours, or if there is no compiler."""
     from torch._inductor import cpp_builder
-    from torch._inductor.runtime import runtime_utils  # PyTorch 2.6 has the function here, later ones here, too
+    from torch._inductor.runtime import runtime_utils  # here in PyTorch 2.6 and later
 
     pytorchs_own = runtime_utils.default_cache_dir()  # type: ignore[attr-defined]
     with _lock:
         if os.environ.get(_CACHE, "") in ("", pytorchs_own):  # PyTorch sets the latter when it is imported
             os.environ[_CACHE] = str(_own_directory())
     if device != "cpu":
-        return  # PyTorch compiles for GPUs with the package triton, which wheels for GPUs bring along
+        return  # PyTorch compiles for GPUs with the package triton, a dependency of its wheels for GPUs
     try:
         cpp_builder.get_cpp_compiler()
-    except Exception as error:  # of which kind has changed between versions
+    except Exception as error:  # the class depends on the version
         raise LoadError(
             f"model '{model.name}': torch.compile needs a C++ compiler, and there is none: install g++, or name one by "
-            f"the environment variable CXX; or leave out the parameter '{KEY}'"
+            f"the environment variable CXX; or leave out the parameter '{COMPILE_KEY}'"
         ) from error
 
 
 def _own_directory() -> Path:
-    """Return ``$HEADRACE_CACHE/torchinductor``. PyTorch loads libraries and pickles from there, and its own default
-    lies in ``/tmp`` under a name that anybody can take first. Raises `LoadError` if others may write there.
+    """Return ``$HEADRACE_CACHE/torchinductor``. Raises `LoadError` if other users may write there.
+
+    PyTorch loads libraries and pickles from there. Its own default is in ``/tmp``, under a name that any user can
+    create first.
     """
     given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
     folder = Path(given).expanduser().absolute() / "torchinductor"
@@ -127,7 +130,7 @@ class CompiledInstance(ForwardInstance):
 
     def _compile_all(self) -> None:
         config, name = self.model.config, self.model.name
-        options = parse_options(self.model.parameters.torch_compile, True) or {}
+        options = parse_compile_options(self.model.parameters.torch_compile, True) or {}
         batches, why = _batches(config, options.get("dynamic") is False)
         if why:
             log.warning("model '%s': %s, so the first requests wait until torch.compile is done", name, why)
@@ -137,7 +140,7 @@ class CompiledInstance(ForwardInstance):
                 self.execute(inputs)
             except BackendError as error:
                 if type(error.__cause__).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                    message = " ".join(str(error.__cause__).split())[:2000]  # its first line alone tells little
+                    message = " ".join(str(error.__cause__).split())[:2000]  # the cause is not on its first line
                     raise LoadError(f"model '{name}': torch.compile fails: {message}") from error
                 log.warning("model '%s' fails for zeros, with which torch.compile is tried: %s", name, error.message)
                 return
@@ -152,8 +155,9 @@ class CompiledInstance(ForwardInstance):
 
 
 def _batches(config: ModelConfig, is_static: bool) -> tuple[Sequence[Tensors], str]:
-    """Return inputs that make PyTorch compile for all requests; and the obstacle, if there is one. ``is_static``: each
-    number of rows is compiled for itself.
+    """Return inputs for which PyTorch compiles all code that requests need; and the obstacle, if there is one.
+
+    ``is_static``: each number of rows is compiled separately.
     """
     most = config.max_batch_size
     if is_static and most > _MOST_VARIANTS:

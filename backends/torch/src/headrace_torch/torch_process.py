@@ -1,4 +1,4 @@
-"""Import PyTorch when the first model needs it, and keep its settings for the whole process."""
+"""Imports PyTorch when the first model needs it, and makes its settings for the whole process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PINNED_BYTES, _DEFAULT_PINNED_BYTES = "pinned-memory-pool-byte-size", "26843545
 
 
 def load_engine() -> Any:
-    """Return the module ``torch``; raises `LoadError` saying how to install it."""
+    """Return the module ``torch``. Raises `LoadError` with the command that installs it."""
     read_libraries("torch", "lib")
     try:
         with import_environment():
@@ -40,14 +40,16 @@ def load_engine() -> Any:
     global _is_ready
     with _lock:
         if not _is_ready:
-            _warn_of_inputs_now(torch)
+            _suppress_input_warning(torch)
             _is_ready = True
     return torch
 
 
-def _warn_of_inputs_now(torch: Any) -> None:
-    """PyTorch warns, once per process, of a tensor on an array that is not to be written to. Inputs are such arrays,
-    and `Script` sees to it that none is written to."""
+def _suppress_input_warning(torch: Any) -> None:
+    """Provoke, and ignore, PyTorch's warning about tensors on read-only arrays, which it issues once per process.
+
+    Inputs are such arrays. `TensorConverter` copies them for a model that may write to them.
+    """
     array = np.zeros(1, np.float32)
     array.flags.writeable = False
     with warnings.catch_warnings():
@@ -56,9 +58,9 @@ def _warn_of_inputs_now(torch: Any) -> None:
 
 
 def device_of(torch: Any, model: Model) -> str:
-    """PyTorch's name for ``model.device``; ``cpu`` if the model chooses its device.
+    """Return PyTorch's name of ``model.device``; ``cpu`` if the model chooses its device.
 
-    Raises `LoadError` for a GPU that is not there."""
+    Raises `LoadError` for a GPU that does not exist."""
     device: Device = model.device
     if device.kind != "gpu":
         return "cpu"
@@ -72,14 +74,17 @@ def device_of(torch: Any, model: Model) -> str:
 
 
 def not_capturing() -> threading.Lock:
-    """Return the lock of what CUDA forbids while another thread captures a graph: captures, and to wait for a GPU."""
+    """Return the lock for operations that CUDA forbids while another thread captures a graph.
+
+    These are other captures, and waits for a whole GPU.
+    """
     return _capturing
 
 
 def release_gpu_memory() -> None:
     """Return PyTorch's free memory of every GPU to the driver. Any thread.
 
-    Modules may be part of reference cycles, so garbage is collected first: that blocks all threads for up to 90 ms.
+    Modules may be part of reference cycles, so garbage is collected first, which blocks all threads for up to 90 ms.
     Does nothing if no model has used a GPU.
     """
     torch = sys.modules.get("torch")
@@ -90,7 +95,7 @@ def release_gpu_memory() -> None:
 
 
 def pinned_pool(torch: Any, options: Mapping[str, str]) -> PinnedArrays:
-    """Return the pool of this process, as large as the ``options`` of the backend say when a model first needs it.
+    """Return the pool of this process. Its size is in the backend's ``options`` when a model first needs it.
 
     Raises `ConfigError` for a size that is no number."""
     global _pool
@@ -114,7 +119,7 @@ def _pinned(torch: Any, size: int) -> npt.NDArray[np.uint8]:
 def set_threads(torch: Any, model: Model, default_instances: int) -> None:
     """Set the threads within an operator for the calling thread, and those across operators for the process.
 
-    The former are the cores divided among the instances, unless the config says how many.
+    By default, each instance gets an equal share of the cores for threads within an operator.
     """
     count = model.parameters.threads_within or threads_beside_server(model.config, default_instances)
     set_torch_threads(torch, count)
@@ -132,8 +137,9 @@ def set_threads(torch: Any, model: Model, default_instances: int) -> None:
             )
 
 
-def compute_alone(torch: Any) -> None:
-    """Let the calling thread compute without other threads. For the event loop, which runs short executions."""
+def use_one_thread(torch: Any) -> None:
+    """Make operators that the calling thread runs use no other threads. For the event loop, which runs short
+    executions."""
     if torch.get_num_threads() != 1:
         set_torch_threads(torch, 1)
 
@@ -148,7 +154,7 @@ _jit_chosen: dict[str, bool] = {}
 
 
 def set_jit(torch: Any, model: Model) -> None:
-    """Set how TorchScript runs in this process, by the first model that sets it."""
+    """Set how TorchScript runs in this process. The first model that has a setting decides."""
     for key, (field, setter) in _JIT.items():
         configured = getattr(model.parameters, field)
         if configured is None:

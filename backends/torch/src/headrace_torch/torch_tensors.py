@@ -1,9 +1,11 @@
-"""Results that stay on a GPU, and tensors of other models there: by DLPack, with CUDA events between streams."""
+"""Tensors on GPUs: results that stay there, and tensors of other models, by DLPack and with CUDA events."""
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -38,13 +40,15 @@ def numpy_types(torch: Any) -> dict[Any, np.dtype[Any]]:
 
 
 def stays(device: str) -> bool:
-    """True if results on ``device``, one of PyTorch's names, are not in the memory of the host."""
+    """True if results on ``device``, one of PyTorch's names, are outside of the host's memory."""
     return device != "cpu"
 
 
 class TorchTensor(DeviceTensor):
-    """A result of PyTorch, contiguous. ``stream`` computes it, and ``complete`` is a CUDA event there, behind it. Both
-    are None on a device without streams. ``computation`` is that of `headrace_torch.gpu_calls`, if there is one."""
+    """A result of PyTorch, contiguous. ``stream`` computes it, and the CUDA event ``complete`` is recorded after it.
+
+    Both are None on a device without streams. ``computation`` is a `headrace_torch.gpu_calls.Computation` or None.
+    """
 
     __slots__ = ("borrowed", "complete", "computation", "stream", "tensor")
 
@@ -53,7 +57,7 @@ class TorchTensor(DeviceTensor):
     ) -> None:
         super().__init__(tensor.shape, dtype)
         self.tensor, self.stream, self.complete, self.computation = tensor, stream, complete, computation
-        #: A `headrace_torch.borrowed_tensors.Borrowed`: the tensors that are read to compute it.
+        #: A `Borrowed`: the tensors that are read to compute it.
         self.borrowed: Any = None
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -68,13 +72,13 @@ class TorchTensor(DeviceTensor):
         with torch.inference_mode(), torch.cuda.device(device):
             if stream in (None, 0, 1):
                 self.order(torch.cuda.default_stream(device))
-            elif stream != -1:  # else the reader waits by itself
+            elif stream != -1:  # for -1, the reader synchronizes
                 # Not `order`: the allocator would keep the stream, which its owner may destroy before the tensor.
                 torch.cuda.ExternalStream(stream, device).wait_event(self.complete)
             return self.tensor.__dlpack__(stream=-1, **options)
 
     def order(self, reader: Any) -> None:
-        """Let ``reader``, a stream of PyTorch, wait for the tensor, and the tensor's memory for the work there."""
+        """Make the stream ``reader`` wait for the tensor, and keep the tensor's memory until ``reader`` has read it."""
         if reader != self.stream:
             reader.wait_event(self.complete)
             self.tensor.record_stream(reader)
@@ -89,7 +93,7 @@ class TorchTensor(DeviceTensor):
                 return calls.to_host(self.tensor, self.dtype, self.complete, self.computation)  # type: ignore[no-any-return]
             with torch.cuda.stream(self.stream):
                 return as_array(torch, self.tensor.cpu())
-        except RuntimeError as error:  # a kernel that has failed since
+        except RuntimeError as error:  # a kernel has failed
             raise BackendError(f"PyTorch execute failure: {first_line(error)}", Code.INTERNAL) from error
 
     def view(self, rows: slice, shape: Sequence[int]) -> TorchTensor:
@@ -100,7 +104,7 @@ class TorchTensor(DeviceTensor):
 
 
 def mark_complete(torch: Any, tensors: Iterable[Any]) -> None:
-    """Record an event behind each `TorchTensor` of ``tensors``: one per device. On the thread that computes them."""
+    """Record one event per device after the `TorchTensor`s of ``tensors``. Call it on the thread that computes them."""
     events: dict[Any, Any] = {}
     for each in tensors:
         if isinstance(each, TorchTensor) and each.tensor.is_cuda:
@@ -129,9 +133,9 @@ def as_tensor(torch: Any, array: npt.NDArray[Any]) -> Any:
 
 
 def as_torch(torch: Any, tensor: DeviceTensor | StackedTensors, device: str, from_array: Any) -> Any:
-    """Return ``tensor`` on ``device``, for PyTorch's current stream there: a view of its memory where it can be one.
+    """Return ``tensor`` on ``device``, for PyTorch's current stream there; a view of its memory if possible.
 
-    ``from_array`` makes a tensor on ``device`` of an array."""
+    ``from_array`` copies an array to a tensor on ``device``."""
     if isinstance(tensor, StackedTensors):
         parts = [
             from_array(part) if isinstance(part, np.ndarray) else as_torch(torch, part, device, from_array)
@@ -146,3 +150,58 @@ def as_torch(torch: Any, tensor: DeviceTensor | StackedTensors, device: str, fro
     if kind not in (_CPU, _CUDA):
         return from_array(tensor.to_host())
     return torch.from_dlpack(tensor).to(device)
+
+
+# ---------------------------------------------------------------------- tensors of other engines
+# PyTorch releases the memory of a tensor from DLPack when nothing in Python refers to it. Kernels may be queued then,
+# and the other engine would write to the memory that they read.
+
+
+class Borrowed:
+    """``tensors`` that kernels read until the CUDA event ``complete``.
+
+    Results of these kernels refer to it. A reader of a result waits for the event, so the tensors may be released with
+    the last result. If no result was read, another execution releases them.
+    """
+
+    __slots__ = ("complete", "tensors")
+
+    def __init__(self, complete: Any, tensors: Iterable[DeviceTensor]) -> None:
+        self.complete, self.tensors = complete, tensors
+
+    def __del__(self) -> None:
+        if not self.complete.query():
+            _unread.append((self.complete, self.tensors))
+
+
+_unread: deque[tuple[Any, Any]] = deque()
+
+
+class Borrowing:
+    """The tensors of other engines that the executions of one instance read. Any thread.
+
+    False if `keep` has nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, list[DeviceTensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_thread or _unread)
+
+    def add(self, tensor: Any) -> None:
+        """Record that the execution on this thread reads ``tensor``. PyTorch's own tensors and arrays are ignored."""
+        for each in tensor.parts if isinstance(tensor, StackedTensors) else [tensor]:
+            if isinstance(each, DeviceTensor) and not isinstance(each, TorchTensor):
+                self._by_thread.setdefault(get_ident(), []).append(each)
+
+    def keep(self, stream: Any, results: Iterable[Any]) -> None:
+        """Keep the tensors added on this thread until ``stream`` has computed the ``results``."""
+        while _unread and _unread[0][0].query():
+            _unread.popleft()
+        tensors = self._by_thread.pop(get_ident(), None)
+        if tensors:
+            borrowed = Borrowed(stream.record_event(), tensors)
+            for each in results:
+                if isinstance(each, TorchTensor):
+                    each.borrowed = borrowed

@@ -1,7 +1,7 @@
 """The weights of a module: ``model.pt`` or ``model.safetensors`` beside its ``model.py``.
 
-A ``.pt`` file is a pickle, and a pickle is a program. PyTorch's own reader of weights (``weights_only``) makes nothing
-of it but tensors and what holds them. What it refuses is refused, unless the model's parameter ``trust`` is set.
+A ``.pt`` file is a pickle, and a pickle can run code. PyTorch's own reader of weights (``weights_only``) creates only
+tensors and their containers. It refuses other pickles, unless the model's parameter ``trust`` is set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, in_memory, one_line
-from headrace_torch import pickle_check, storage_check
+from headrace_torch import pickle_check
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 
 log = logging.getLogger("headrace.pytorch")
@@ -28,7 +28,7 @@ _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def load_weights(torch: Any, model: Model, code: Path, module: Any) -> None:
-    """Give ``module``, which ``code`` has made, its weights; nothing if there is no such file.
+    """Load the weights of ``module``, an object of the class in ``code``, if the version has a file of weights.
 
     Raises `LoadError` naming the file, and every weight that is missing or that the module does not have."""
     path = _find(model, code)
@@ -43,9 +43,9 @@ def load_weights(torch: Any, model: Model, code: Path, module: Any) -> None:
         state = _read(torch, model, path)
     except HeadraceError:
         raise
-    except Exception as error:  # a damaged file has PyTorch raise almost anything
+    except Exception as error:  # for a damaged file, PyTorch may raise any exception
         reason = str(error).strip()
-        if not reason or reason.startswith("Weights only load failed"):  # and then advice to switch that off
+        if not reason or reason.startswith("Weights only load failed"):  # the rest advises to switch the check off
             reason = "it is damaged, or no file of torch.save"
         raise _failure(model, path, one_line(reason)[:500]) from error
     try:
@@ -87,8 +87,9 @@ def _read_safetensors(model: Model, path: Path, opened: str) -> Any:
 
 
 def _read_pickle(torch: Any, model: Model, path: Path, opened: str) -> Any:
-    """Return the weights on the CPU; each is copied to its place in the module later. The file is mapped, so that a
-    large one is not in memory twice.
+    """Return the weights on the CPU, from where they are copied to the module later.
+
+    The file is mapped, so that large weights are not in memory twice.
     """
     can_map = _is_stored(opened)
     if is_trusted(model):
@@ -97,9 +98,9 @@ def _read_pickle(torch: Any, model: Model, path: Path, opened: str) -> Any:
         raise _failure(model, path, f"it is damaged, or no file of torch.save: {found}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of TorchScript, which is refused
+            warnings.simplefilter("ignore", UserWarning)  # about TorchScript, which is refused
             return torch.load(opened, map_location="cpu", weights_only=True, mmap=can_map)
-    except Exception as error:  # pickle's own among others, and this must not import it
+    except Exception as error:  # includes the error of pickle, a module that must not be imported here
         named = _GLOBAL.search(str(error))
         if named is None:
             raise
@@ -113,18 +114,18 @@ def _read_pickle(torch: Any, model: Model, path: Path, opened: str) -> Any:
 
 def _damage(torch: Any, path: str) -> str:
     with Path(path).open("rb") as file:
-        if file.read(4) != _ZIP:  # as PyTorch wrote before 1.6: five pickles, and then the numbers
+        if file.read(4) != _ZIP:  # the format before PyTorch 1.6: five pickles, then the data
             file.seek(0)
             content = file.read(_MOST_BYTES_OF_PICKLES)
-            return pickle_check.damage(content, count=5) or storage_check.absent(torch, content)
+            return pickle_check.damage(content, count=5) or pickle_check.absent(torch, content)
     reader = torch._C.PyTorchFileReader(path)
-    return pickle_check.damage(reader.get_record("data.pkl")) or storage_check.oversized(torch, reader, "data")
+    return pickle_check.damage(reader.get_record("data.pkl")) or pickle_check.oversized(torch, reader, "data")
 
 
 def _is_stored(path: str) -> bool:
     """True if ``path`` is a zip archive without compression, as PyTorch writes it.
 
-    PyTorch would map compressed data unchanged, and read it as numbers.
+    PyTorch would map compressed data, and read it as numbers.
     """
     if not zipfile.is_zipfile(path):
         return False

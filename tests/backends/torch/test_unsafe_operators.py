@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.foreign_memory import UNCHECKED, UNWRITTEN, ZEROED
 from headrace_torch.program_check import LIBRARIES
+from headrace_torch.unsafe_operators import UNCHECKED, UNWRITTEN, ZEROED
 
 CONFIG = 'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }'
 COUNT = 16384

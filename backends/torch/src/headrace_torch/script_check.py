@@ -1,10 +1,10 @@
-"""The names that the code in a TorchScript file may use, checked before PyTorch runs it.
+"""Checks the names in the code of a TorchScript file before PyTorch runs it.
 
-TorchScript is a language of its own, and its unpickler creates no Python objects: PyTorch refuses a pickle that names
+TorchScript is not Python, and its unpickler creates no Python objects: PyTorch refuses a pickle that names
 ``posix.system`` ("Unknown type name"). But the language has ``torch.save`` and ``torch.from_file``, which write and
 read any file, even at load (``__setstate__``), and operators and classes of any loaded library. So a file is loaded
 only if its code names none of these. The code is a subset of Python's syntax. Code that Python cannot parse, or that
-the two might parse differently, is refused, too.
+TorchScript might parse differently, is refused, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AT_LOAD = "__setstate__"
 _CLASS = re.compile(rb"__torch__\.torch\.classes\.([A-Za-z0-9_]+)")
 
 
-def finding(reader: Any) -> str:
+def reason_for_trust(reader: Any) -> str:
     """Return why the TorchScript archive in ``reader``, a ``PyTorchFileReader``, needs trust; empty if it does not."""
     functions: dict[str, list[ast.FunctionDef]] = {}
     for name in reader.get_all_records():
@@ -84,7 +84,7 @@ def _in_code(code: str, functions: dict[str, list[ast.FunctionDef]]) -> Iterator
 
 
 def _is_usual(token: tokenize.TokenInfo) -> bool:
-    """False for strings with a prefix, with other quotes, or with three."""
+    """False for strings with a prefix, or with quotes other than one double quote."""
     is_string = token.type == tokenize.STRING or tokenize.tok_name[token.type].startswith("FSTRING")
     return not is_string or (token.string.startswith('"') and not token.string.startswith('"""'))
 

@@ -1,8 +1,8 @@
-"""Operators that return foreign memory: memory that they have not written, or memory outside of a tensor.
+"""Operators that return memory that they have not written, or memory outside of a tensor.
 
-Memory that an operator has not written still has tensors of other callers. A model without ``trust`` gets zeros from
-the operators in `ZEROED`: ordinary models use them, and write the result. The others are refused, because zeros would
-change results, or would not cover all of the memory.
+Unwritten memory may still hold tensors of other callers. In a model without ``trust``, the results of the operators in
+`ZEROED` are zeroed: ordinary models use them, and write the result. The other operators are refused, because zeros
+would change results, or would not cover all of the memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 #: Operators whose whole result can be zeroed.
 ZEROED = frozenset(("empty", "empty_like", "empty_permuted", "new_empty"))
-#: Operators that return unwritten memory in part, behind gaps of strides, or in types that ``zero_`` does not take.
+#: Operators whose results are unwritten in part, in gaps between strides, or of types that ``zero_`` does not support.
 UNWRITTEN = frozenset(
     (
         "_ctc_loss", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_dep_token",
@@ -22,7 +22,7 @@ UNWRITTEN = frozenset(
         "sparse_resize_and_clear_",
     )
 )  # fmt: skip
-#: Operators that do not check whether the sizes, strides and indices they are given lie within a tensor.
+#: Operators that do not check that their sizes, strides and indices lie within a tensor.
 UNCHECKED = frozenset(
     (
         "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_reshape_alias", "_reshape_alias_copy",
@@ -41,10 +41,10 @@ def why_refused(name: str) -> str:
     return "which does not check its arguments about memory" if name in UNCHECKED else ""
 
 
-def finding(functions: Sequence[Any]) -> str:
-    """Return why TorchScript with these ``functions``, all of its file, needs trust; empty if it does not.
+def reason_for_trust(functions: Sequence[Any]) -> str:
+    """Return why a TorchScript file with these ``functions`` needs trust; empty if it does not.
 
-    ``__setstate__`` has run when a file is loaded, and the module keeps its argument.
+    ``__setstate__`` has already run when a file is loaded, so its memory cannot be zeroed.
     """
     for function in functions:
         for node in _nodes(function.graph):
@@ -58,7 +58,7 @@ def finding(functions: Sequence[Any]) -> str:
 
 
 def zero(functions: Sequence[Any]) -> None:
-    """Put ``zero_`` behind each operator of `ZEROED` in the graphs of TorchScript's ``functions``."""
+    """Insert ``zero_`` after each operator of `ZEROED` in the graphs of TorchScript's ``functions``."""
     for function in functions:
         for node in [each for each in _nodes(function.graph) if _operator(each) in ZEROED]:
             result = node.output()
@@ -77,7 +77,7 @@ def _is_interface(node: Any) -> bool:
 
 
 def _nodes(block: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph or a block, of the blocks in it, and of the graphs that nodes have as attributes."""
+    """Yield the nodes of a graph or block, of its inner blocks, and of the graphs in attributes of nodes."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():

@@ -12,14 +12,14 @@ from typing import Any
 
 from headrace import ConfigError, ModelConfig
 
-#: Up to each number of rows, the distance of the sizes that are captured by default. Beyond the last one, it is 1/8.
+#: The default distance of captured sizes up to each number of rows. Beyond the last one, it is 1/8 of the rows.
 _DISTANCES = ((8, 1), (32, 4), (128, 8))
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """A graph for ``least`` to ``rows`` rows; both are 0 without a batch axis. ``dims`` are those of the inputs that
-    differ from the config, without rows."""
+    """A graph for ``least`` to ``rows`` rows; both are 0 without a batch axis. ``dims`` has the dims, without rows, of
+    inputs that differ from the config."""
 
     rows: int
     least: int
@@ -27,7 +27,7 @@ class GraphSize:
 
 
 def graph_sizes(config: ModelConfig) -> Sequence[GraphSize]:
-    """Return the sizes to capture, the largest first, which needs most memory. Raises `ConfigError`."""
+    """Return the sizes to capture, the largest first, since it needs the most memory. Raises `ConfigError`."""
     specs = config.optimization.cuda.graph_spec
     found = list(_of_specs(config) if specs else _usual(config))
     return sorted(found, key=lambda size: -size.rows)

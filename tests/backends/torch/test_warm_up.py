@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace import Instance
-from headrace_torch import rehearsal
+from headrace_torch import warm_up
 
 CONFIG = """max_batch_size: 16 input { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] }
 output { name: "y" data_type: TYPE_FP32 dims: [ 3, -1 ] } """
@@ -102,7 +102,7 @@ def test_programs_are_executed_too(programs: Any, monkeypatch: pytest.MonkeyPatc
 def test_what_drops_out_in_training_only_draws_nothing(programs: Any) -> None:
     for module in (torch.nn.TransformerEncoderLayer(4, 2), torch.nn.LSTM(4, 4, dropout=0.5, num_layers=2)):
         programs.save(module.eval(), torch.zeros(2, 3, 4))
-        assert programs.load()._can_rehearse, type(module)
+        assert programs.load()._can_warm_up, type(module)
 
 
 @pytest.mark.parametrize("module", [Counts(), Draws(), NeverForZeros()])
@@ -144,12 +144,12 @@ def test_a_model_that_fails_for_zeros_is_served(scripts: Any, caplog: pytest.Log
 
 def test_a_slow_model_is_not_loaded_for_ever(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(warm_up, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     instance = scripts.load(Halved(), CONFIG)
     execute = instance.execute
 
     def slowly(inputs: Any) -> Any:
-        now_s[0] += rehearsal._LONGEST_S + 1
+        now_s[0] += warm_up._LONGEST_S + 1
         return execute(inputs)
 
     monkeypatch.setattr(instance, "execute", slowly)

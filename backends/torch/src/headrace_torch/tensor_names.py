@@ -1,23 +1,79 @@
-"""Map the inputs and outputs of a config to the arguments and results of a program or package."""
+"""Maps inputs of a config to the arguments of ``forward``, and outputs to its results.
+
+All inputs follow one of these conventions (docs/spec/behaviours.md section 10.3):
+
+- the names of forward's arguments
+- ``<name>__<index>``, with the argument's position
+- the keys of a dictionary, if that is forward's only argument
+- any other names, in the order of the arguments
+
+Outputs are ``<name>__<index>``, the keys of a dictionary, or in order. If only some names follow a convention, all are
+mapped in order.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace import ConfigError, ModelConfig
 from headrace_engines import Graph, GraphTensor, check_against_graph
-from headrace_torch.naming import positions
 from headrace_torch.program_signature import Leaf, ProgramSignature
+
+log = logging.getLogger("headrace.pytorch")
+
+
+def positions(names: Sequence[str], direction: str, arguments: Sequence[str] | None = None) -> list[int]:
+    """Return the position of each name. ``arguments`` are forward's, or None if they are unknown. ``direction`` is
+    ``input`` or ``output``.
+
+    Raises `ConfigError` for a position that two names have.
+    """
+    if arguments is not None and all(name in arguments for name in names):
+        return [arguments.index(name) for name in names]
+    places = [place for place in map(_index, names) if place is not None]
+    if len(places) < len(names):
+        if places:
+            first = next(name for name in names if _index(name) is None)
+            log.warning(
+                "%s '%s' does not follow the <name>__<index> naming convention. Falling back to enforcing strict "
+                "ordering from model configuration.",
+                direction,
+                first,
+            )
+        return list(range(len(names)))
+    for name, place in zip(names, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"{direction} '{name}' has index {place}, as another {direction} has")
+    return places
+
+
+def check_arguments(model: str, places: Sequence[int], arguments: Sequence[str], required: Sequence[str]) -> None:
+    """Raise `ConfigError` unless ``places`` are arguments of forward, and include all ``required`` ones."""
+    passed = {arguments[place] for place in places if place < len(arguments)}
+    if len(passed) < len(places) or not passed.issuperset(required):
+        raise ConfigError(
+            f"unable to load model '{model}', configuration expects {len(places)} inputs, model provides "
+            f"{len(arguments)}: forward({', '.join(arguments)})"
+        )
+
+
+def _index(name: str) -> int | None:
+    """Return the index at the end of ``name``; None if it is no ``<name>__<index>``."""
+    _, mark, index = name.rpartition("__")
+    return int(index) if mark and index.isascii() and index.isdigit() and len(index) <= 4 else None
+
+
+# ---------------------------------------------------------------------- of a program or package
 
 _PLACES = ("ARGS[", "KWARGS[", "RESULT[")
 
 
 class LeafNames:
-    """The names of ``config`` for the leaves of ``signature``: ``inputs`` and ``outputs`` map a name to its leaf.
+    """The names in ``config`` of the leaves of ``signature``: ``inputs`` and ``outputs`` map a name to its leaf.
 
-    A leaf that the config leaves out has its name in the file. Raises `ConfigError` for names that follow no
-    convention, or two.
+    A leaf that is not in the config has its name in the file. Raises `ConfigError` if names mix two conventions.
     """
 
     def __init__(self, config: ModelConfig, signature: ProgramSignature) -> None:
@@ -32,9 +88,7 @@ class LeafNames:
         return list(self.graph().inputs)
 
     def require_agreement(self) -> None:
-        """Raise `ConfigError`, or `LoadError` for a type that cannot be served, if config and file differ. Triton's
-        words.
-        """
+        """Raise `ConfigError` in Triton's words if config and file differ, and `LoadError` for an unsupported type."""
         config, most = self._config, self._signature.most_rows
         if config.max_batch_size > 1 and any(not leaf.is_known for leaf in self._signature.inputs):
             raise ConfigError(
@@ -49,8 +103,8 @@ class LeafNames:
         check_against_graph(config, self.graph())
 
     def graph(self) -> Graph:
-        """Return the leaves by these names, in the order of the program. Fields that the file does not have are the
-        config's.
+        """Return the leaves by these names, in the order of the program. The config supplies fields that the file
+        lacks.
         """
         return Graph(
             _tensors(self._signature.inputs, self.inputs, self._configured.inputs),

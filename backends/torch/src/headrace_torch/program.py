@@ -9,32 +9,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from headrace import Model, in_memory
+from headrace import Model, in_memory, one_line
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import is_trusted
-from headrace_torch.program_check import Distrusted
+from headrace_torch.program_check import TrustRequired
 from headrace_torch.program_graph import ProgramGraph, devices
-from headrace_torch.program_signature import ProgramSignature, read_signature
-from headrace_torch.program_weights import ProgramWeights
+from headrace_torch.program_signature import SCALAR_TYPES, ProgramSignature, read_signature
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.torch_process import first_line
 
-#: The schema version of programs. PyTorch increases it when old readers would misunderstand a file.
+#: The major version of the schema of programs. PyTorch increases it with an incompatible change.
 _SCHEMA = 8
-#: The exceptions of parsing a file that PyTorch did not write.
+#: The exceptions when a file is parsed that PyTorch did not write.
 _MISREAD = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError)
 _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``forward.run(*tensors)`` gives the results; ``signature`` has tensors and results in their order."""
+    """A program or package: ``forward.run(*tensors)`` returns the results, both in the order of ``signature``."""
 
     forward: Forward
     signature: ProgramSignature
 
     def close(self) -> None:
-        """Forget the program."""
+        """Release the program."""
         self.forward.close()
 
 
@@ -44,9 +43,9 @@ def describe_program(archive: Pt2Archive) -> ProgramSignature:
 
 
 def open_program(torch: Any, model: Model, archive: Pt2Archive, device: str) -> Program:
-    """Return the program in ``archive``, on ``device``. Raises `LoadError` naming the file and what is wrong with it.
+    """Return the program in ``archive``, on ``device``. Raises `LoadError` naming the file and the fault.
 
-    With ``trust`` PyTorch loads it, which runs whatever the file has PyTorch run."""
+    With ``trust``, PyTorch loads it, which may run code in the file."""
     reader = _ProgramReader(archive)
     return reader.load_by_torch(torch, device) if is_trusted(model) else reader.load(torch, device)
 
@@ -61,13 +60,13 @@ class _ProgramReader:
     def load(self, torch: Any, device: str) -> Program:
         try:
             return self._reading(partial(self._load, torch, device))
-        except RuntimeError as error:  # PyTorch's, about sizes and memory
+        except RuntimeError as error:  # of PyTorch, about sizes and memory
             raise self._archive.failure(first_line(error)) from error
 
     def load_by_torch(self, torch: Any, device: str) -> Program:
         try:
             with in_memory(self._archive.path) as opened, warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, about its own code
+                warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own code
                 program = torch.export.load(opened)
                 if device != "cpu" or self._devices() - {"cpu"}:
                     from torch.export.passes import move_to_device_pass
@@ -75,7 +74,7 @@ class _ProgramReader:
                     program = move_to_device_pass(program, device)
                 call = program.module()
             inputs = program.call_spec.in_spec
-        except Exception as error:  # code in the file may raise anything
+        except Exception as error:  # code in the file may raise any exception
             raise self._archive.failure(first_line(error)) from error
         if inputs.num_leaves != len(self.signature.inputs):
             raise self._archive.failure(
@@ -95,8 +94,8 @@ class _ProgramReader:
     def _reading(self, what: Callable[[], _Read]) -> _Read:
         try:
             return what()
-        except Distrusted as error:
-            raise self._archive.distrust(str(error)) from None
+        except TrustRequired as error:
+            raise self._archive.trust_required(str(error)) from None
         except _MISREAD as error:
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
             raise self._archive.failure(f"is no program of torch.export that can be read: {reason}") from error
@@ -110,7 +109,7 @@ class _ProgramReader:
     def _load(self, torch: Any, device: str) -> Program:
         place = self._placement(device)
         graph = ProgramGraph(torch, self._document, place)
-        weights = ProgramWeights(torch, self._archive, self._name)
+        weights = _ProgramWeights(torch, self._archive, self._name)
         state = [weights.read(folder, name, device) for folder, name in graph.state]
         run = partial(graph.function.forward, *state)  # type: ignore[attr-defined]
         if graph.mutated:
@@ -122,7 +121,7 @@ class _ProgramReader:
             arguments=None,
             writes=graph.writes,
             changes=graph.changes,
-            can_rehearse=not (graph.changes or graph.is_random or graph.loops),
+            can_warm_up=not (graph.changes or graph.is_random or graph.loops),
             any_thread=device == "cpu" and not graph.loops,
             close=partial(_forget_source, torch, graph.function),
         )
@@ -132,9 +131,10 @@ class _ProgramReader:
         return set(devices(self._document))
 
     def _placement(self, device: str) -> Callable[[str], str]:
-        """Return the mapping of devices: accelerators become ``device``, and so does the CPU if there was nothing else.
+        """Return a function that maps a device of the file to the one of the instance.
 
-        Raises `LoadError` for a program on several devices.
+        Accelerators become ``device``. The CPU becomes ``device`` if the program uses no accelerator. Raises
+        `LoadError` for a program on several accelerators.
         """
         found = self._devices()
         accelerators = found - {"cpu"}
@@ -148,7 +148,7 @@ class _ProgramReader:
 
 
 def _forget_source(torch: Any, function: Any) -> None:
-    """Remove the source that PyTorch has generated for ``function``: it keeps it for good, for tracebacks."""
+    """Remove the source that PyTorch generated for ``function``, and otherwise keeps for tracebacks."""
     file = function.forward.__code__.co_filename
     linecache.cache.pop(file, None)
     torch.fx.graph_module._loader.eval_cache.pop(file, None)
@@ -157,7 +157,7 @@ def _forget_source(torch: Any, function: Any) -> None:
 def _forget_module(torch: Any, module: Any) -> None:
     """Remove the source and the weights of ``module``.
 
-    It is part of a reference cycle, which a collection of garbage leaves in memory if the server has frozen it.
+    It is part of a reference cycle, which the garbage collector does not free if the server has frozen it.
     """
     _forget_source(torch, module)
     for part in module.modules():
@@ -166,9 +166,51 @@ def _forget_module(torch: Any, module: Any) -> None:
 
 
 def _run_and_update(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
-    """Return results of ``run`` without those at its end, which are the new values of ``buffers``."""
+    """Return results of ``run`` without the last ones, and copy these, the new values, to ``buffers``."""
     results = run(*tensors)
     count = len(results) - len(buffers)
     for buffer, value in zip(buffers, results[count:], strict=True):
         buffer.copy_(value)
     return results[:count]
+
+
+class _ProgramWeights:
+    """Reads ``weights`` and ``constants`` of the program ``name``. Tensors of the same record share memory.
+
+    Raises `TrustRequired` for pickled tensors and objects, which ``torch.export.load`` would unpickle."""
+
+    def __init__(self, torch: Any, archive: Pt2Archive, name: str) -> None:
+        self._torch, self._archive = torch, archive
+        self._entries: dict[str, Mapping[str, Any]] = {}
+        for folder in ("weights", "constants"):
+            if f"data/{folder}/{name}.pt" in archive.names(f"data/{folder}/"):
+                raise TrustRequired(f"its '{folder}' are one pickle")
+            self._entries[folder] = archive.document(f"data/{folder}/{name}_{folder}_config.json")["config"]
+            for tensor, entry in self._entries[folder].items():
+                if entry["use_pickle"] or entry["tensor_meta"] is None:
+                    raise TrustRequired(f"its '{one_line(tensor)[:200]}' is a pickle")
+        self._records: dict[str, Any] = {}
+
+    def read(self, folder: str, name: str, device: str) -> Any:
+        """Return one tensor, on ``device``."""
+        entry = self._entries[folder].get(name)
+        if entry is None:
+            raise ValueError(f"it has no '{name[:200]}' in its {folder}")
+        meta = entry["tensor_meta"]
+        dtype = getattr(self._torch, SCALAR_TYPES[meta["dtype"]][0])
+        sizes, strides = ([int(size["as_int"]) for size in meta[key]] for key in ("sizes", "strides"))
+        elements = self._elements(f"data/{folder}/{entry['path_name']}", dtype)
+        if not elements.numel():
+            if 0 not in sizes:
+                raise ValueError(f"its '{name[:200]}' of {sizes} has no content")
+            return self._torch.empty(sizes, dtype=dtype, device=device)
+        tensor = elements.as_strided(sizes, strides, int(meta["storage_offset"]["as_int"]))
+        return tensor if device == "cpu" else tensor.to(device)
+
+    def _elements(self, record: str, dtype: Any) -> Any:
+        if record not in self._records:
+            content = self._torch.empty(self._archive.size(record), dtype=self._torch.uint8)
+            if content.numel():
+                self._archive.read_into(record, memoryview(content.numpy()))
+            self._records[record] = content
+        return self._records[record].view(dtype)

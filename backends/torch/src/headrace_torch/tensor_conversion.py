@@ -1,8 +1,7 @@
-"""Tensors of requests as PyTorch's, on their memory; and PyTorch's results as arrays, on the results' memory.
+"""Converts tensors of requests to PyTorch's, and PyTorch's results to arrays, where possible without a copy.
 
-An array becomes a tensor without a copy, unless it has gaps, or the model may write to its inputs: they are the
-caller's, and other models' of an ensemble. BF16 passes as its bits, since NumPy and PyTorch cannot exchange that type.
-Strings are ``list[str]``, as TorchScript has them.
+An array is copied if it has gaps, or if the model may write to its inputs, which other models of an ensemble may read.
+BF16 passes as its bits, since NumPy and PyTorch cannot exchange that type. Strings are ``list[str]``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import BackendError, BytesTensor, Code, DeviceTensor, InvalidArgument, StackedTensors, Tensor, dtypes
-from headrace_torch.borrowed_tensors import Borrowing
-from headrace_torch.torch_tensors import TorchTensor, as_array, as_torch, mark_complete, numpy_types, stays
+from headrace_torch.torch_tensors import Borrowing, TorchTensor, as_array, as_torch, mark_complete, numpy_types, stays
 
 if TYPE_CHECKING:
     from headrace_torch.gpu_calls import GpuCalls
@@ -43,17 +41,17 @@ class TensorConverter:
     ) -> None:
         self._torch, self._device, self._outputs, self._state_memory = torch, device, outputs, state_memory
         self._writes, self._reuses, self._calls = writes, reuses, calls
-        self._copies = writes and device == "cpu"  # for others a copy is made anyway
-        #: True if results are left on the device.
+        self._copies = writes and device == "cpu"  # inputs for other devices are copied anyway
+        #: True if results stay on the device.
         self.leaves_on_device = stays(device)
         self._types = numpy_types(torch) if self.leaves_on_device else {}
         self._count = max(outputs.values()) + 1
         self._borrowing = Borrowing() if device.startswith("cuda") else None
 
     def tensor(self, name: str, tensor: Tensor) -> Any:
-        """Return ``tensor``, the input ``name``, for PyTorch; strings become ``list[str]``.
+        """Return the input ``name`` for PyTorch; strings become ``list[str]``.
 
-        Raises `InvalidArgument` for strings that are not UTF-8, or of more dims than one."""
+        Raises `InvalidArgument` for strings that are not UTF-8, or that have more than one dim."""
         if type(tensor) is not np.ndarray:
             return self._other(name, tensor)
         array = tensor
@@ -82,9 +80,9 @@ class TensorConverter:
         return part if self._calls is None else self._calls.order(part)
 
     def results(self, result: Any) -> dict[str, Tensor]:
-        """Return the results of the model by the config's names, those on a GPU as `TorchTensor`.
+        """Return the results of the model by the config's names; results on a GPU are `TorchTensor`.
 
-        Raises `BackendError` for a missing output. On the current stream of the execution.
+        Call it on the current stream of the execution. Raises `BackendError` for a missing output.
         """
         found = self._results(result)
         if self.leaves_on_device and self._calls is None:
@@ -94,10 +92,7 @@ class TensorConverter:
         return found
 
     def _results(self, result: Any) -> dict[str, Tensor]:
-        """Return `results`, without events.
-
-        From a dictionary by its keys; from a tuple or a list by position; any other result is output 0.
-        """
+        """Return `results` without events: of a dictionary by key, of a tuple or list by position, else output 0."""
         if isinstance(result, dict):
             missing = [name for name in self._outputs if name not in result]
             if missing:
@@ -116,16 +111,15 @@ class TensorConverter:
         return {name: self.array(name, results[place]) for name, place in self._outputs.items()}
 
     def _is_one(self, result: Any) -> bool:
-        """True if ``result`` is a tensor or a list of strings. An empty list is one where there is one output."""
+        """True for one tensor or list of strings. If there is one output, an empty list is a list of strings."""
         if not isinstance(result, (tuple, list)):
             return True
         return isinstance(result[0], str) if result else isinstance(result, list) and len(self._outputs) == 1
 
     def array(self, name: str, value: Any) -> Tensor:
-        """Return ``value``, a tensor on any device or a list of strings, as the output ``name``; a scalar has the shape
-        [1].
+        """Return ``value``, a tensor on any device or a list of strings, as the output ``name``. A scalar becomes [1].
 
-        Raises `BackendError` for anything else."""
+        Raises `BackendError` for values of other types."""
         if isinstance(value, list):
             return np.array(value, dtype=np.object_)
         if not isinstance(value, self._torch.Tensor):
@@ -149,9 +143,9 @@ class TensorConverter:
 
 
 def state_memory(module: Any) -> frozenset[int]:
-    """Return the memory of the buffers of ``module``, and of its other tensor attributes.
+    """Return the addresses of the buffers of ``module``, and of its other attributes that are tensors.
 
-    A model with a counter, for example, writes to them between calls, and may return them directly.
+    A model may write to them between calls, for example to a counter, and may return them directly.
     """
     found: set[int] = set()
     for part in module.modules():
@@ -159,7 +153,7 @@ def state_memory(module: Any) -> frozenset[int]:
             try:
                 found.add(each.untyped_storage().data_ptr())
             except (AttributeError, RuntimeError, NotImplementedError, ValueError):
-                continue  # it is no tensor, or has no memory of its own
+                continue  # it is no tensor, or has no memory
     return frozenset(found - {0})
 
 

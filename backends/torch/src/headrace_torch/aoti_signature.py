@@ -1,8 +1,9 @@
-"""The inputs and outputs of a package of AOTInductor, as far as it describes them.
+"""Reads the inputs and outputs of a package of AOTInductor.
 
-Its library has the nesting of arguments and results. Types and sizes of the arguments are in the checks of its source,
-which is in the package beside the library. Results are not described, so the config must. If the package also has the
-program of torch.export, that describes everything.
+- The library has the nesting of arguments and results.
+- The source of the library in the package checks types and sizes of the arguments. They are read from there.
+- Types and sizes of results are not in the package, so the config must have them.
+- If the package also has the program of torch.export, the program describes everything.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dataclasses import dataclass, field
 
 from headrace import DataType
 from headrace_engines import GraphTensor
-from headrace_torch.exported import describe_program
+from headrace_torch.program import describe_program
 from headrace_torch.program_signature import SCALAR_TYPES, Leaf, ProgramSignature, argument_paths, result_names
 from headrace_torch.program_sizes import Arithmetic
 from headrace_torch.pt2_archive import Pt2Archive
 
-#: C++ names of types, where Python's name is not the same in lower case.
+#: C++ names of types whose names in Python are not the same in lower case.
 _NAMES: Mapping[str, str] = {
     "kByte": "uint8",
     "kChar": "int8",
@@ -61,7 +62,7 @@ def package_signature(
 ) -> ProgramSignature:
     """Return the signature of the package ``name``, whose library has ``call_spec`` and takes ``count`` tensors.
 
-    Raises `ValueError` for arguments that are no tensors, and for another memory layout than requests have."""
+    Raises `ValueError` for arguments that are no tensors, and for a memory layout that requests do not have."""
     if archive.programs:
         return describe_program(archive)
     takes, gives = (json.loads(text)[1] for text in call_spec)
@@ -96,7 +97,7 @@ def _symbol(index: int, axis: int) -> str:
 
 
 def _read_checks(archive: Pt2Archive, name: str) -> Mapping[int, _Input]:
-    """Return the checks of each input from the source in the package; empty if it has none, or has another form."""
+    """Return the checks of each input from the source in the package; empty if there is none in the expected form."""
     found: dict[int, _Input] = {}
     for match in _matches(archive, name):
         checked = found.setdefault(int(match["input"]), _Input())
@@ -120,7 +121,7 @@ def _matches(archive: Pt2Archive, name: str) -> Iterator[re.Match[str]]:
 
 
 def _require_contiguous(index: int, checked: _Input) -> None:
-    """Raise ValueError for other strides: requests are contiguous, so such code would read outside of the tensor."""
+    """Raise ValueError for strides that are not contiguous: the code would read outside of a request's tensor."""
     for axis, stride in checked.strides.items():
         inner: Sequence[int] = checked.shape[axis + 1 :]
         if -1 not in inner and stride != math.prod(inner):

@@ -1,9 +1,8 @@
-"""Execute a model before its first request, which then need not wait for PyTorch's work in the first executions.
+"""Executes a model with zeros before its first request, which would otherwise wait for PyTorch's one-time work.
 
-TorchScript watches what comes in the first execution and compiles for it in the second, each of which costs tens of
-milliseconds; and every engine makes its kernels when it first needs them. So an instance is executed a few times with
-zeros of the config's dims, if that cannot be noticed afterwards: the model changes nothing that later requests see,
-draws no random numbers, and surely comes to an end.
+TorchScript records shapes in the first execution and compiles for them in the second, which takes tens of milliseconds
+each. Kernels are also loaded on first use. So an instance is executed a few times with zeros of the config's dims if
+that has no visible effect: the model changes no state, draws no random numbers, and has no loop without a limit.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from headrace import HeadraceError, Instance, Model, ModelConfig, Tensors, dtype
 
 log = logging.getLogger("headrace.pytorch")
 
-#: Executions with a single row: one that TorchScript watches, one that compiles, and one that shows it.
+#: Executions with a single row: TorchScript records shapes in the first, compiles in the second, and runs the third.
 _SINGLES = 3
-#: Rows of one more, for which engines have other kernels than for one. Fewer if the model takes no more.
+#: Rows of one more execution, since kernels differ from those for one row; at most ``max_batch_size``.
 _ROWS = 8
 #: The size of dims that vary.
 _VARYING = 8
-#: No execution begins later: it would delay the load of a large model for too long.
+#: No execution begins later, so that a large model loads in time.
 _LONGEST_S = 2.0
 
 
-def rehearse(instance: Instance, model: Model) -> None:
-    """Execute ``instance`` of ``model`` with zeros. If it fails for zeros, it is served all the same."""
+def execute_zeros(instance: Instance, model: Model) -> None:
+    """Execute ``instance`` of ``model`` with zeros. A model that fails for zeros is served nevertheless."""
     began = time.monotonic()
     config, name = model.config, model.name
     most = config.max_batch_size
@@ -53,7 +52,7 @@ def rehearse(instance: Instance, model: Model) -> None:
 def zero_inputs(config: ModelConfig, rows: int, varying: int = 0) -> tuple[Tensors, str]:
     """Return zeros for every input of ``config``, with ``rows`` if it batches; and the obstacle, if there is one.
 
-    ``varying`` is the size of variable dims; with 0, they are an obstacle.
+    ``varying`` is the size of variable dims. If it is 0, they are an obstacle.
     """
     if config.HasField("sequence_batching"):
         return {}, "it keeps state"
