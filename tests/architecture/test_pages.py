@@ -183,7 +183,7 @@ def test_a_script_in_the_docs_runs(script: str) -> None:
         assert shown in done.stdout
 
 
-def test_the_plugin_on_the_page_about_parts_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_observer_on_the_page_about_parts_counts_rows(tmp_path: Path) -> None:
     (block,) = blocks("docs/parts.md", "python")
     plugin = ModuleType("watcher")
     exec(compile(block, "docs/parts.md", "exec"), vars(plugin))
@@ -200,23 +200,9 @@ def test_the_plugin_on_the_page_about_parts_works(tmp_path: Path, capsys: pytest
     async def scenario() -> None:
         server = Server(tmp_path)
         server.plugins.register(SimpleNamespace(observe_model=hookimpl(watched)))
-        (frontend_class,) = plugin.register_frontends()
         await server.start()
-        frontend = frontend_class(server)
-        assert frontend.enabled
-        await frontend.start()
-        server.frontends.append(frontend)
-        reader, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
-        writer.write(b"m\nnobody\n")
-        assert [await reader.readline(), await reader.readline()] == [b"ready\n", b"not ready\n"]
         await server.infer_async("m", {"x": np.ones((3, 1), np.float32)})
-        writer.close()
-        await writer.wait_closed()
         await server.stop()
 
     asyncio.run(scenario())
     assert [observer.rows for observer in observers] == [3]
-    (command_class,) = plugin.register_commands()
-    command = command_class()
-    assert command.run(command.parse(["you"])) == 0
-    assert capsys.readouterr().out == "hello you\n"
