@@ -1,4 +1,4 @@
-"""The parts of core, registered by the same hooks as those of plugins."""
+"""The parts of core, registered by the same hooks as parts of plugins."""
 
 from __future__ import annotations
 

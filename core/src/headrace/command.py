@@ -48,7 +48,7 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the command and return the exit code: 0 for success. Its result goes to stdout, complaints to stderr."""
+        """Run the command and return the exit code: 0 for success. Results are printed to stdout, errors to stderr."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -179,7 +179,7 @@ class Engine:
 
     @cached_property
     def extensions(self) -> list[Any]:
-        """The extensions that are enabled, made when first asked for. Raises `LoadError` if two add the same."""
+        """The extensions that are enabled, created on first use. Raises `LoadError` if two add the same."""
         made = []
         for part in self.extension_parts:
             with plugin_errors(f"extension '{part.name}' cannot start"):
@@ -446,7 +446,8 @@ class Engine:
         await self.control.register(url, names)
 
     async def unregister_repository(self, url: str) -> None:
-        """Remove a repository of `register_repository`. Its models stay loaded; others leave the index.
+        """Remove a repository of `register_repository`. Its loaded models stay loaded; the others are removed from the
+        index.
 
         Raises `NotFound`, `Unsupported`.
         """

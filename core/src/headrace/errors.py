@@ -235,8 +235,8 @@ class BackendError(PluginError):
 class Rescheduled(BackendError):
     """Returned instead of a last answer: the model wants to run the request once more.
 
-    A scheduler that `reschedules` queues it again, and its caller notices nothing. With another scheduler, the caller
-    gets this error, which has Triton's text.
+    A scheduler that `reschedules` queues it again, and its caller gets no error. With another scheduler, the
+    caller gets this error, which has Triton's text.
     """
 
     def __init__(

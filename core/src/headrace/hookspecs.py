@@ -106,9 +106,9 @@ def register_agents() -> Sequence[type[RepositoryAgent]]:  # type: ignore[empty-
 def register_extensions() -> Sequence[type[Extension]]:  # type: ignore[empty-body]
     """Return the extension classes of this plugin: its additions to the protocols. The server makes one object of each.
 
-    Called once per server, before anything is loaded; same rules as `register_backends`. Two additions that callers
-    could not tell apart, such as two routes to one path, are an error that names both distributions. An addition that
-    callers could not tell apart from one of Headrace's own breaks its plugin.
+    Called once per server, before anything is loaded; same rules as `register_backends`. Two additions with the same
+    address, such as two routes to one path, are an error that names both distributions. An addition that callers could
+    not tell apart from one of Headrace's own breaks its plugin.
     """
 
 
@@ -157,8 +157,8 @@ def server_started(server: Server) -> None:
 def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
     """Return the backend class for ``backend: name`` in a config, if no plugin has registered one.
 
-    Called on a loading thread when a model first needs the name, until one plugin returns a class. Return None to leave
-    it to the others. An exception fails the load.
+    Called on a loading thread when a model first needs the name, until one plugin returns a class. Return None to let
+    other plugins answer. An exception fails the load.
     """
 
 

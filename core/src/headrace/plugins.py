@@ -76,9 +76,9 @@ class Plugins:
         plugins, built_in = cls(), PluginInfo("builtins", "headrace", version("headrace"))
         plugins._add(built_in, lambda: builtins)
         # Headrace's own first: a plugin that adds what Headrace itself has is broken, and not Headrace.
-        found = sorted(_installed(), key=lambda pair: (pair[0].distribution != built_in.distribution, pair[0].name))
-        _refuse_unknown(allow or (), [built_in, *(info for info, _ in found)])
-        for info, entry in found:
+        installed = sorted(_installed(), key=lambda pair: (pair[0].distribution != built_in.distribution, pair[0].name))
+        _refuse_unknown(allow or (), [built_in, *(info for info, _ in installed)])
+        for info, entry in installed:
             if allow is None or built_in.distribution == info.distribution or {info.name, info.distribution} & {*allow}:
                 plugins._add(info, entry.load)
         return plugins
@@ -96,20 +96,20 @@ class Plugins:
 
     def conflicts_of(self, info: PluginInfo) -> list[str]:
         """Return the parts of ``info`` that cannot be used because another part has the same name."""
-        found = [pair for registry in self.registries for pair in registry.conflicts().items()]
-        return [text for text, owners in found if info in owners]
+        conflicts = [pair for registry in self.registries for pair in registry.conflicts().items()]
+        return [text for text, owners in conflicts if info in owners]
 
     def register(self, plugin: object) -> None:
         """Add an object of the server itself, whose methods are marked ``@hookimpl``."""
         self._manager.register(plugin)
 
-    def notify(self, hook: str, **given: Any) -> None:
+    def notify(self, hook: str, **arguments: Any) -> None:
         """Call ``hook`` of every plugin. If one raises, log that and call the others all the same."""
         plugins = {id(one.plugin): one.plugin for one in getattr(self.hook, hook).get_hookimpls()}
         for plugin in plugins.values():
             try:
-                self._hook_of(plugin, hook)(**given)
-            except KeyboardInterrupt:  # on the event loop's thread, it comes from the operator
+                self._hook_of(plugin, hook)(**arguments)
+            except KeyboardInterrupt:  # on the event loop's thread, the operator interrupts it
                 raise
             except BaseException:
                 log.exception("plugin '%s' failed in %s", self._manager.get_name(plugin), hook)

@@ -137,7 +137,7 @@ class Registry(Generic[P]):
 
 
 class FrontendRegistry(Registry[type[Frontend]]):
-    """The frontends. Those that host one protocol exclude each other."""
+    """The frontends. At most one host of each protocol is enabled."""
 
     def __init__(self, plugins: Sequence[PluginInfo]) -> None:
         super().__init__("frontend", Frontend, plugins)
@@ -175,13 +175,13 @@ class FrontendRegistry(Registry[type[Frontend]]):
         name = getattr(options, f"{protocol}_server")
         flag = f"--{protocol}-server={name}"
         try:
-            found = self.get(protocol if name == "native" else name)
+            kind = self.get(protocol if name == "native" else name)
         except LoadError as error:
             raise ConfigError(f"{flag}: {error.message}") from error
-        if found.protocol != protocol:
+        if kind.protocol != protocol:
             known = ", ".join(part.name for part in self if part.protocol == protocol and part.name != protocol)
             raise ConfigError(f"{flag}: '{name}' is no host of {protocol}; there are: native{known and ', '}{known}")
-        return found
+        return kind
 
 
 class OptionRegistry(Registry[type[OptionGroup]]):

@@ -120,12 +120,12 @@ class Server:
 
     def _measure(self) -> Callable[[], Iterable[Metric]]:
         """Return a function that reads all metrics: of the models, of parts, and of the models' own."""
-        wanted = exposition.parse_metrics_config(self.options.metrics_config)
-        summaries = Summaries() if wanted.summary_latencies else None
+        settings = exposition.parse_metrics_config(self.options.metrics_config)
+        summaries = Summaries() if settings.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)
         shows = exposition.family_filter(self.options.metrics_config)
-        models = ModelCollector(self._table.all_ready, wanted, summaries, shows)
+        models = ModelCollector(self._table.all_ready, settings, summaries, shows)
         published = PublishedMetrics(self._publishers)
         return lambda: chain(
             models.collect(),

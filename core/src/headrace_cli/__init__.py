@@ -27,7 +27,7 @@ _TAIL = """\
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. ``arguments`` default to those of the process."""
+    """Run one command and return the exit code. ``arguments`` default to the command line of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         print(_help(), file=sys.stderr, end="")
@@ -63,7 +63,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 
 def _find(name: str) -> type[Command]:
-    """Return the command ``name``. Raises `LoadError`. Those of core are found without importing any plugin."""
+    """Return the command ``name``. Raises `LoadError`. Commands of core are found without importing any plugin."""
     from headrace_cli import commands
 
     for command in commands.register_commands():
@@ -80,7 +80,7 @@ def _help() -> str:
 
     commands, known = Plugins.discover().commands, []
     for name in commands.names():
-        with contextlib.suppress(LoadError):  # two plugins have it: `headrace plugins` says so
+        with contextlib.suppress(LoadError):  # two plugins have it: `headrace plugins` lists the conflict
             known.append(commands.get(name))
     width = max(len(command.name) for command in known)
     lines = [f"  {command.name:<{width}}  {command.help}" for command in known]

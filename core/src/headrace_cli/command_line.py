@@ -32,8 +32,8 @@ def allowed_plugins(words: Sequence[str]) -> tuple[str, ...] | None:
     """Return the value of ``--plugins``, or None. It is parsed first, because it selects the plugins whose options are
     valid.
     """
-    given = [one for one in split(words)[0] if one.flag.name == "plugins"]
-    return _read(given[-1]) if given else None
+    plugin_flags = [one for one in split(words)[0] if one.flag.name == "plugins"]
+    return _read(plugin_flags[-1]) if plugin_flags else None
 
 
 class WordError(ConfigError):
@@ -56,9 +56,9 @@ def read_options(
 ) -> tuple[ServerOptions, list[str]]:
     """Return the options, and warnings about the flags. Raises `ConfigError` with Triton's text.
 
-    ``modes`` has the control modes of plugins; None leaves the mode to the server, which checks it, too.
+    ``modes`` has the control modes of plugins; If it is None, only the server checks the mode.
     """
-    given, rest = split(words)
+    flags, rest = split(words)
     _check_groups(groups)
     try:
         plugin_options, rest = read_groups(groups, rest)
@@ -67,15 +67,15 @@ def read_options(
     if rest:
         before = words[max(0, list(words).index(rest[0]) - 1)]
         raise _explain(rest[0], groups, before)
-    _check_cache(given)
-    chosen = _values(given)
+    _check_cache(flags)
+    chosen = _values(flags)
     repository = chosen.get("model_repository") or tuple(filter(None, [environ.get("AIP_STORAGE_URI")]))
     fields = _environment(environ) | chosen | {"model_repository": repository, "plugin_options": plugin_options}
     options = ServerOptions(**fields)
     if modes is not None:
         check_control_mode(options.model_control_mode, modes)
     check(options)
-    return options, _warnings(given)
+    return options, _warnings(flags)
 
 
 def parse_options(words: Sequence[str]) -> ServerOptions:
@@ -88,7 +88,7 @@ def parse_options(words: Sequence[str]) -> ServerOptions:
 
 def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
     """Return the flags of Headrace with their texts, and the other words."""
-    given: list[Given] = []
+    read_flags: list[Given] = []
     rest: list[str] = []
     waiting = iter(words)
     for word in waiting:
@@ -105,8 +105,8 @@ def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
             raise WordError(f"option '--{flag.name}' doesn't allow an argument")
         if flag.read is not None and not equals:
             text = _next(waiting, flag)
-        given.append(Given(flag, text))
-    return given, rest
+        read_flags.append(Given(flag, text))
+    return read_flags, rest
 
 
 def check(options: ServerOptions) -> None:
@@ -156,8 +156,8 @@ def _explain(word: str, groups: Sequence[type[OptionGroup]], before: str) -> Con
         flag_names = " ".join(f"'--{flag.name}'" for flag in flags)
         return WordError(f"option '{name}' is ambiguous; possibilities: {flag_names}")
     if not word.startswith("-"):
-        found = without_value(word, before, word)
-        return ConfigError(f"Unexpected argument: {found}; did you mean --model-repository={found}?")
+        value = without_value(word, before, word)
+        return ConfigError(f"Unexpected argument: {value}; did you mean --model-repository={value}?")
     known = [*FLAGS, *(flag[2:] for flag in _flags_of(groups))]
     words = name.lstrip("-").split("-")
     for part in ("-".join(words[:2]), words[0]):
@@ -167,11 +167,11 @@ def _explain(word: str, groups: Sequence[type[OptionGroup]], before: str) -> Con
     return WordError(f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else ""))
 
 
-def _values(given: Sequence[Given]) -> dict[str, Any]:
+def _values(flags: Sequence[Given]) -> dict[str, Any]:
     """Return the value of each field. A deprecated flag is ignored if its replacement is given."""
-    current = {one.flag.option for one in given if not one.flag.deprecated}
+    current = {one.flag.option for one in flags if not one.flag.deprecated}
     by_field: dict[str, list[Given]] = {}
-    for one in given:
+    for one in flags:
         if not (one.flag.deprecated and one.flag.option in current):
             by_field.setdefault(one.flag.option, []).append(one)
     return {field: _combine(group) for field, group in by_field.items()}
@@ -199,26 +199,26 @@ def _bad(flag: Flag, error: ValueError, value: str) -> ConfigError:
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the defaults that Vertex AI sets by environment variables."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if port := environ.get("AIP_HTTP_PORT"):
         try:
-            found["vertex_ai_port"] = FLAGS["vertex-ai-port"].read(port)  # type: ignore[misc]  # it has an argument
+            values["vertex_ai_port"] = FLAGS["vertex-ai-port"].read(port)  # type: ignore[misc]  # it has an argument
         except ValueError as error:
             raise ConfigError(f"AIP_HTTP_PORT: {error}") from error
     if environ.get("AIP_MODE") == "PREDICTION":
-        found |= {"allow_http": False, "allow_grpc": False, "allow_vertex_ai": True}
-    return found
+        values |= {"allow_http": False, "allow_grpc": False, "allow_vertex_ai": True}
+    return values
 
 
-def _check_cache(given: Sequence[Given]) -> None:
-    if {"response-cache-byte-size", "cache-config"} <= {one.flag.name for one in given}:
+def _check_cache(flags: Sequence[Given]) -> None:
+    if {"response-cache-byte-size", "cache-config"} <= {one.flag.name for one in flags}:
         raise ConfigError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
             "Please provide one or the other."
         )
 
 
-def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
+def _deprecation(old: Given, flags: Sequence[Given]) -> Iterator[str]:
     """Yield Triton's warnings for a deprecated flag, and for one that its replacement overrides."""
     flag = old.flag
     if flag.setting:
@@ -227,7 +227,7 @@ def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
             f"Please use '--{flag.deprecated} {flag.setting} instead."
         )
         key = flag.setting.partition("=")[0].rpartition(",")[2]
-        if any(one.flag.name == flag.deprecated and f"{key}=" in one.text for one in given):
+        if any(one.flag.name == flag.deprecated and f"{key}=" in one.text for one in flags):
             yield f"Overriding deprecated '--{flag.name}' in favor of provided {key} value in --{flag.deprecated}!"
     elif flag.name == "response-cache-byte-size":
         equivalent = f"--cache-config=local,size={old.text}"
@@ -238,10 +238,10 @@ def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
         )
     else:
         yield f"'--{flag.name}' has been deprecated! Please use '--{flag.deprecated}' instead."
-        if not _read(old) and any(one.flag.name == flag.deprecated for one in given):
+        if not _read(old) and any(one.flag.name == flag.deprecated for one in flags):
             yield f"Overriding deprecated '--{flag.name}' from False to True in favor of '--{flag.deprecated}'!"
 
 
-def _warnings(given: Sequence[Given]) -> list[str]:
-    old = {one.flag.name: one for one in given if one.flag.deprecated}
-    return [f"Warning: {line}" for one in old.values() for line in _deprecation(one, given)]
+def _warnings(flags: Sequence[Given]) -> list[str]:
+    old = {one.flag.name: one for one in flags if one.flag.deprecated}
+    return [f"Warning: {line}" for one in old.values() for line in _deprecation(one, flags)]

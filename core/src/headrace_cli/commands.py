@@ -1,5 +1,5 @@
-"""The plugin ``commands``: the commands that come with core, and the flags ``--security-...``, registered through the
-same hooks as those of plugins.
+"""The plugin ``commands``: the commands of core and the flags ``--security-...``, registered through the same hooks as
+parts of plugins.
 """
 
 from __future__ import annotations

@@ -128,10 +128,10 @@ def choice(flag: str, *allowed: str, ignore_case: bool = False) -> Callable[[str
     """Return a reader of one of ``allowed``. The error text names ``flag``."""
 
     def read(value: str) -> str:
-        found = value.lower() if ignore_case else value
-        if found not in allowed:
+        word = value.lower() if ignore_case else value
+        if word not in allowed:
             raise ValueError(f"invalid argument for --{flag}, must be one of {', '.join(allowed)}. Got {value}")
-        return found
+        return word
 
     return read
 
@@ -190,13 +190,13 @@ def setting(
 
 def host_policy(value: str) -> tuple[str, str, str]:
     """Return policy, key and value of a setting that Triton has."""
-    found = setting("host-policy", "policy name", noun="")(value)
-    if found[1] not in ("numa-node", "cpu-cores"):
+    setting_pair = setting("host-policy", "policy name", noun="")(value)
+    if setting_pair[1] not in ("numa-node", "cpu-cores"):
         raise ValueError(
-            f"Unsupported host policy setting '{found[1]}' is specified, supported settings are 'numa-node', "
+            f"Unsupported host policy setting '{setting_pair[1]}' is specified, supported settings are 'numa-node', "
             "'cpu-cores'"
         )
-    return found
+    return setting_pair
 
 
 def port_range(value: str) -> tuple[int, int]:
@@ -254,20 +254,20 @@ def restrictions(noun: str) -> Callable[[Iterable[list[tuple[str, Restriction]]]
     """Return a gatherer of `restriction`, which raises `ValueError` for a category that is in two groups."""
 
     def gather(groups: Iterable[list[tuple[str, Restriction]]]) -> dict[str, Restriction]:
-        found: dict[str, Restriction] = {}
+        restrictions: dict[str, Restriction] = {}
         for category, needed in chain.from_iterable(groups):
-            if category in found:
+            if category in restrictions:
                 raise ValueError(f"restricted {noun} '{category}' can not be specified in multiple config groups")
-            found[category] = needed
-        return found
+            restrictions[category] = needed
+        return restrictions
 
     return gather
 
 
 def traces(settings: Sequence[TraceSetting]) -> tuple[TraceSetting, ...]:
-    """Return all settings, without those of deprecated flags that others override."""
-    given = {(setting.mode, setting.key) for setting in settings if not setting.is_deprecated}
-    return tuple(each for each in settings if not (each.is_deprecated and (each.mode, each.key) in given))
+    """Return all settings, except those of deprecated flags that other flags override."""
+    current = {(setting.mode, setting.key) for setting in settings if not setting.is_deprecated}
+    return tuple(each for each in settings if not (each.is_deprecated and (each.mode, each.key) in current))
 
 
 def collect(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ EVERY_ADDRESS = "0.0.0.0"
 
 def check_ports(options: ServerOptions) -> None:
     """Raise `ConfigError` if two endpoints have the same address and port, or one is outside of the range that
-    SageMaker leaves to others. Port 0 is any free port."""
+    SageMaker permits. Port 0 is any free port."""
     endpoints = [
         ("HTTP", options.allow_http, options.http_address, options.http_port),
         ("GRPC", options.allow_grpc, options.grpc_address, options.grpc_port),

@@ -9,7 +9,7 @@ _SECRET_FLAG = re.compile(r"key|secret|passw|token", re.IGNORECASE)
 
 
 def without_value(error: object, flag: str, value: str) -> str:
-    """Return the text of ``error``, with ``***`` for ``value`` if the name of ``flag`` says that it may be a secret."""
+    """Return the text of ``error``, with ``***`` for ``value`` if the name of ``flag`` suggests a secret."""
     return str(error).replace(value, "***") if value and _SECRET_FLAG.search(flag) else str(error)
 
 

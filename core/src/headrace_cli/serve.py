@@ -44,7 +44,7 @@ class Serve(Command):
     name = "serve"
     help = "serve the models of a repository"
     example = "headrace serve --model-repository=/srv/models"
-    #: Words before those of the command line, which override them: the defaults of this program.
+    #: The default words of this program. Words of the command line override them.
     default_words: ClassVar[Sequence[str]] = ()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -69,7 +69,7 @@ class Serve(Command):
 
     @staticmethod
     def flags(groups: Sequence[type[OptionGroup]] = ()) -> list[FlagHelp]:
-        """Return all flags in the order of ``headrace serve --help``, and those of ``groups``."""
+        """Return all flags in the order of ``headrace serve --help``, then the flags of ``groups``."""
         return usage.flag_helps(groups)
 
     def show_help(self, groups: Sequence[type[OptionGroup]]) -> int:

@@ -1,4 +1,4 @@
-"""A command that asks a running server over HTTP."""
+"""A command that sends a request to a running server over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BYTES = 16 << 20
 
 
 class ServerCommand(Command):
-    """Asks ``/v2/models/<model>[/versions/<version>]/<path>`` of a server, and prints a picture of the answer.
+    """Requests ``/v2/models/<model>[/versions/<version>]/<path>`` of a server, and prints a picture of the response.
 
     ``add_arguments`` of a subclass adds ``model``, and calls `add_server_arguments`. A command that sends another
     request overrides `question`.
@@ -29,7 +29,7 @@ class ServerCommand(Command):
 
     #: The end of the path.
     path: ClassVar[str]
-    #: How long the server may be silent before the command fails, in seconds; None for any time.
+    #: The command fails if the server sends nothing for this many seconds; None for no limit.
     timeout_s: ClassVar[float | None] = 10.0
     #: The purpose of the key of ``--header``, in its help.
     restricted: ClassVar[str]
@@ -61,8 +61,8 @@ class ServerCommand(Command):
         return "GET" if change is None else "PUT", path, change
 
     @abstractmethod
-    def picture(self, told: Any, arguments: Namespace) -> Iterable[str]:
-        """Return the lines to print for ``told``, the server's answer as JSON; None if it is empty.
+    def picture(self, document: Any, arguments: Namespace) -> Iterable[str]:
+        """Return the lines to print for ``document``, the server's answer as JSON; None if it is empty.
 
         An error in reading it is one line on stderr.
         """
@@ -73,11 +73,11 @@ class ServerCommand(Command):
         what = f"{arguments.url} about '{model}'" if model else arguments.url
         try:
             method, path, body = self.question(arguments)
-            told = self._ask(method, _address(arguments.url, path), arguments.header, body)
+            document = self._ask(method, _address(arguments.url, path), arguments.header, body)
             if arguments.json:
-                text = "" if told is None else json.dumps(told, indent=2)
+                text = "" if document is None else json.dumps(document, indent=2)
             else:
-                text = "\n".join(self.picture(told, arguments))
+                text = "\n".join(self.picture(document, arguments))
         except HTTPError as error:
             with error:
                 print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)

@@ -109,8 +109,8 @@ def log_openness(options: ServerOptions) -> None:
     if not open_doors:
         return
     is_risky = any(_lets_load(options, restricted) for _, _, restricted in open_doors)
-    told = "; ".join(f"{protocol} on {address}: {_rights(options, r)}" for protocol, address, r in open_doors)
-    log.log(logging.WARNING if is_risky else logging.INFO, "open to other machines: %s", told)
+    summary_text = "; ".join(f"{protocol} on {address}: {_rights(options, r)}" for protocol, address, r in open_doors)
+    log.log(logging.WARNING if is_risky else logging.INFO, "open to other machines: %s", summary_text)
 
 
 def _lets_load(options: ServerOptions, restricted: Collection[str]) -> bool:

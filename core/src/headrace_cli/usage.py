@@ -38,8 +38,8 @@ class FlagHelp:
     """One flag for a help text: ``name`` without its dashes, ``argument`` as ``<bool>``, or empty without one.
 
     ``text`` is what the flag does, with its default. ``group`` is the heading above it, empty for a flag of a plugin.
-    ``state`` is "built", "no effect" or "refused", and ``reason`` says why. ``needs`` is the extension without which
-    the flag is refused.
+    ``state`` is "built", "no effect" or "refused", and ``reason`` is the reason. ``needs`` is the extension without
+    which the flag is refused.
     """
 
     name: str
@@ -52,7 +52,7 @@ class FlagHelp:
 
 
 def flag_helps(plugins: Iterable[type[OptionGroup]] = ()) -> list[FlagHelp]:
-    """Return the flags of ``headrace serve``, then those of plugins."""
+    """Return the flags of ``headrace serve``, then the flags of plugins."""
     own = [_help(flag, title) for title, group in GROUPS.items() for flag in group]
     return own + [
         FlagHelp(flag.text.removeprefix("--"), f"<{flag.argument}>", _plugin_text(flag))
@@ -86,12 +86,12 @@ def default(flag: Flag) -> str:
 def notes(flag: Flag) -> str:
     """Return the remarks on ``flag``: may be repeated, deprecated, without effect, refused."""
     support = SUPPORT[flag.option]
-    told = [
+    sentences = [
         "May be repeated." if flag.gather else "",
         f"Deprecated: use --{flag.deprecated}." if flag.deprecated else "",
         f"{_MARKS[support.state]}{support.reason}." if support.reason else "",
     ]
-    return " ".join(filter(None, told))
+    return " ".join(filter(None, sentences))
 
 
 def _group(name: str, flags: Iterable[Flag], width: int) -> str:

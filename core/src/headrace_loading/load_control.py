@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LoadableModel:
     """A model of the repository. ``needed`` are the models that it calls, which are loaded before it.
 
-    ``file_bytes`` is the size of the files of the versions that would be loaded; 0 if the storage does not know it.
+    ``file_bytes`` is the size of the files of the versions that would be loaded; 0 if it is unknown.
     """
 
     name: str
@@ -54,9 +54,9 @@ class LoadControl:
         if entry is None:
             self._found.pop(name, None)
             return None
-        known, found = self._found.get(name, (None, None))
-        if not entry.is_duplicate and known is not None and found is not None and entry.fingerprint() == known:
-            return found
+        known, model = self._found.get(name, (None, None))
+        if not entry.is_duplicate and known is not None and model is not None and entry.fingerprint() == known:
+            return model
         try:
             plan = self._loader.plan(entry)
         except HeadraceError as error:
@@ -64,12 +64,13 @@ class LoadControl:
         assert plan is not None
         plan.opened.close(is_loaded=False)
         needed = {dependency.model for dependency in plan.dependencies}
-        found = LoadableModel(name, plan.config, entry.size(plan.fingerprint.files, plan.versions), needed)
-        self._found[name] = plan.fingerprint, found
-        return found
+        model = LoadableModel(name, plan.config, entry.size(plan.fingerprint.files, plan.versions), needed)
+        self._found[name] = plan.fingerprint, model
+        return model
 
     async def load(self, name: str) -> None:
-        """Load ``name``, and what it needs. Return when it serves. Raises `HeadraceError`. Not stopped if cancelled."""
+        """Load ``name`` and the models that it calls. Return when it serves. Raises `HeadraceError`. Not stopped if
+        cancelled."""
         entry: Entry | None = await asyncio.to_thread(self._repositories.find, name)
         if entry is None:
             raise poll_failure(name)

@@ -1,6 +1,6 @@
-"""Requests whose tensors all lie in locations: those that differ only in their ids are parsed once.
+"""Requests whose tensors are all in locations. Requests that differ only in their ids are parsed once.
 
-A client that shares memory sends such requests: the message says where the tensors are, and these change.
+A client that shares memory sends such requests: only the contents of the memory change.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def no_region(name: str) -> HeadraceError:
 class TensorLocation(Addition):
     """Memory that inputs are read from and outputs are written to. One object per frontend; nothing may block.
 
-    ``name`` is the parameter of an input or an output which says that the tensor lies there, such as
-    ``shared_memory_region``. Called on the event loop, and on a thread for large requests.
+    ``name`` is the parameter of an input or an output whose tensor is there, such as ``shared_memory_region``. Called
+    on the event loop, and on a thread for large requests.
     """
 
     kind: ClassVar[str] = "tensor location"
@@ -76,7 +76,7 @@ class TensorLocation(Addition):
         raise InvalidArgument(f"input '{tensor.name}' can not lie in '{self.name}'")
 
     def target(self, parameters: Parameters, tensor: Spec) -> memoryview:
-        """Return writable memory for an output: ``tensor`` is what the model's config says of it. Called before the
+        """Return writable memory for an output. ``tensor`` is its entry in the model's config. Called before the
         model runs. Raise `HeadraceError` to refuse it."""
         raise InvalidArgument(f"output '{tensor.name}' can not lie in '{self.name}'")
 
@@ -143,12 +143,12 @@ class LocatedTensors:
     def __init__(self, device_inputs: Collection[str] = ()) -> None:
         #: The inputs that may be on a device: `ModelView.takes_device_tensors`.
         self.device_inputs = device_inputs
-        #: The location of each input, what it returned, and the input's name.
+        #: The location of each input, its result, and the input's name.
         self.sources: list[tuple[TensorLocation, Buffer, str]] = []
         self.targets: dict[str, Target] = {}
         #: `Ticket.on_device` of the request.
         self.on_device: dict[str, bool] | None = None
-        #: What was read of each input and each output: the location, its parameters, and the tensor.
+        #: For each input and each output: the location, its parameters, and the tensor.
         self.inputs: list[tuple[TensorLocation, Parameters, Spec]] = []
         self.outputs: list[tuple[TensorLocation, Parameters, str]] = []
 
@@ -180,20 +180,20 @@ class TensorLocations:
     @classmethod
     def of(cls, engine: Engine) -> TensorLocations | None:
         """Return the locations of ``engine``; None if it has none."""
-        found = engine.additions(TensorLocation)
-        return cls(found) if found else None
+        locations = engine.additions(TensorLocation)
+        return cls(locations) if locations else None
 
     def find(self, parameters: Collection[str], tensor: str) -> TensorLocation | None:
         """Return the location that one of ``parameters`` names, or None. Raises `InvalidArgument` for two."""
-        found = [name for name in parameters if name in self._locations]
-        if not found:
+        used = [name for name in parameters if name in self._locations]
+        if not used:
             return None
         if _REGION in parameters and _REGION not in self._locations:
-            found.append(_REGION)
-        if len(found) > 1:
-            names = " and ".join(f"'{name}'" for name in found)
+            used.append(_REGION)
+        if len(used) > 1:
+            names = " and ".join(f"'{name}'" for name in used)
             raise InvalidArgument(f"tensor '{tensor}' can not lie in both {names}")
-        return self._locations[found[0]]
+        return self._locations[used[0]]
 
     @property
     def all(self) -> Collection[TensorLocation]:

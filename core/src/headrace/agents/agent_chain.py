@@ -58,13 +58,13 @@ class AgentChain:
             kind = classes.get(each.name)
             self._agents.append(_worded(kind.name, name, partial(kind, name, dict(each.parameters))))
 
-    def load(self, given: LocalDirectory, new_directory: Callable[[], Path]) -> LocalDirectory:
-        """Call each agent's `load` with the directory ``given``. Return the directory to load from. Raises
+    def load(self, original: LocalDirectory, new_directory: Callable[[], Path]) -> LocalDirectory:
+        """Call each agent's `load` with the directory ``original``. Return the directory to load from. Raises
         `HeadraceError`.
 
-        ``given`` is given back at the end, and if this raises.
+        ``original`` is released when the returned directory is, and if this raises.
         """
-        path, asked = given.path, list[RepositoryAgent]()
+        path, loaded_by = original.path, list[RepositoryAgent]()
 
         def make() -> Path:
             self._made.append(new_directory())
@@ -73,32 +73,32 @@ class AgentChain:
         try:
             for agent in self._agents:
                 path = _worded(agent.name, self._name, partial(agent.load, path, make))
-                asked.append(agent)
-                if path != given.path:
+                loaded_by.append(agent)
+                if path != original.path:
                     _check_directory(agent.name, self._name, path)
         except BaseException:
-            self._notify(asked[::-1], "load_fail")
-            self._remove(given)
+            self._notify(loaded_by[::-1], "load_fail")
+            self._remove(original)
             raise
         name = self._name if path in self._made else ""
-        return LocalDirectory(path, partial(self._end, given), name=name)
+        return LocalDirectory(path, partial(self._end, original), name=name)
 
     def ended(self, *, is_loaded: bool) -> None:
         """Report the end of the load to the agents."""
         self._is_loaded = is_loaded
         self._notify(self._agents[::-1], "load_complete" if is_loaded else "load_fail")
 
-    def _end(self, given: LocalDirectory) -> None:
+    def _end(self, original: LocalDirectory) -> None:
         if self._is_loaded:
             self._notify(self._agents, "unload")
-        self._remove(given)
+        self._remove(original)
         if self._is_loaded:
             self._notify(self._agents[::-1], "unload_complete")
 
-    def _remove(self, given: LocalDirectory) -> None:
+    def _remove(self, original: LocalDirectory) -> None:
         for path in self._made:
             remove(path)
-        given.give_back()
+        original.give_back()
 
     def _notify(self, agents: Sequence[RepositoryAgent], event: str) -> None:
         for agent in agents:
@@ -116,7 +116,7 @@ def _check_directory(agent: str, model: str, path: Path) -> None:
 
 
 def _worded(agent: str, model: str, act: Callable[[], T]) -> T:
-    """Return what ``act`` returns. Turn what it raises into a `HeadraceError`."""
+    """Call ``act`` and return its result. Turn an exception into a `HeadraceError`."""
     try:
         return act()
     except HeadraceError:

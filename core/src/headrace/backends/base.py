@@ -150,7 +150,7 @@ class Model:
         return self.resource(relative if (self.path / relative).exists() else f"../{relative}")
 
     def refuse_if_sent(self, setting: str, field: str = "") -> None:
-        """Raise `ConfigError` if ``setting`` came with a load request instead of from the repository.
+        """Raise `ConfigError` if ``setting`` is from a load request and not from the repository.
 
         For settings that give a model more rights than to compute, such as native libraries. ``setting`` is a noun for
         the message; ``field`` is the field of the config.
@@ -278,8 +278,8 @@ class BaseInstance:
     #: a process of its own, under a rate limiter, and by schedulers that treat instances differently, as for sequences.
     concurrency: int = 1
     #: True if an `Instance` takes inputs in the memory of a device, and may return such outputs: `DeviceTensor`. An
-    #: input of several requests is `StackedTensors`, except strings. Core copies to the host what a caller wants there.
-    #: The same for all instances of a model. Read once, when the instance is loaded.
+    #: input of several requests is `StackedTensors`, except strings. Core copies an output to the host if a caller
+    #: takes it there. The same for all instances of a model. Read once, when the instance is loaded.
     takes_device_tensors: bool = False
     #: True if a process of its own is to get its inputs in the memory of the host, although it may return such outputs.
     inputs_on_host: bool = False
@@ -350,8 +350,8 @@ class Call(ABC):
     request: InferRequest
     #: True if `send` would block now, because the caller reads slowly. Any thread.
     would_block: bool = False
-    #: Returns what the model has used and not reported, for a request that ends with an error or whose caller leaves.
-    #: It is sent before the error. It must not refer to this call. Any thread.
+    #: Returns the usage that the model has not reported, for a request that ends with an error or whose caller
+    #: disconnects. It is sent before the error. It must not refer to this call. Any thread.
     used: Callable[[], InferResponse | None] | None = None
 
     @abstractmethod

@@ -39,10 +39,10 @@ class Identity(Backend):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        said = options.get("triton-sample", "false")
-        if said not in ("true", "false"):
-            raise ConfigError(f"backend option triton-sample of 'identity' is '{said}', expected true or false")
-        self._is_sample = said == "true"
+        setting = options.get("triton-sample", "false")
+        if setting not in ("true", "false"):
+            raise ConfigError(f"backend option triton-sample of 'identity' is '{setting}', expected true or false")
+        self._is_sample = setting == "true"
 
     def share(self, model: Model) -> None:
         time.sleep(model.parameters.creation_delay_sec)

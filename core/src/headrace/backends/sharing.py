@@ -19,7 +19,7 @@ class Shared(Generic[K, T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: What was created, by key. For a backend that must release it in its own way.
+        #: The shared objects by key, for a backend that must release them in its own way.
         self.made: dict[K, T] = {}
 
     def get(self, key: K, make: Callable[[], T]) -> T:

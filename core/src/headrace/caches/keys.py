@@ -62,10 +62,10 @@ class CacheKeys:
             if size >= _LARGE_BYTES and _LARGE_DIGEST is not None:
                 content = _LARGE_DIGEST(content).digest()
             digest.update(content)
-        if request.outputs and len(wanted := frozenset(request.outputs)) < len(self._all):
-            digest.update(_listed("outputs", sorted(wanted)))
-        if request.parameters and (told := _counting(request.parameters)):
-            digest.update(_listed("parameters", told))
+        if request.outputs and len(requested := frozenset(request.outputs)) < len(self._all):
+            digest.update(_listed("outputs", sorted(requested)))
+        if request.parameters and (counted_parameters := _counting(request.parameters)):
+            digest.update(_listed("parameters", counted_parameters))
         return digest.digest()
 
     def _header(self, name: str, tensor: Any) -> bytes:
@@ -84,12 +84,12 @@ def bypasses(request: InferRequest) -> bool:
 
     Raises `InvalidArgument` for a parameter that is neither true nor false.
     """
-    asked = request.parameters.get(BYPASS, False)
-    if not isinstance(asked, bool):
+    bypass = request.parameters.get(BYPASS, False)
+    if not isinstance(bypass, bool):
         raise InvalidArgument(
-            f"{request.log_id}parameter '{BYPASS}' is '{str(asked)[:_SHOWN]}', expected true or false"
+            f"{request.log_id}parameter '{BYPASS}' is '{str(bypass)[:_SHOWN]}', expected true or false"
         )
-    return asked or request.is_in_sequence
+    return bypass or request.is_in_sequence
 
 
 def _counting(parameters: Mapping[str, Any]) -> list[tuple[str, str, Any]]:

@@ -43,10 +43,10 @@ class LocalCache(ResponseCache):
         return len(self._entries)
 
     def get(self, key: bytes) -> CachedResponse | None:
-        found = self._entries.get(key)
-        if found is not None:
+        entry = self._entries.get(key)
+        if entry is not None:
             self._entries.move_to_end(key)
-        return found
+        return entry
 
     def put(self, key: bytes, response: CachedResponse) -> None:
         if key in self._entries or response.size_bytes > self._size:
@@ -54,8 +54,8 @@ class LocalCache(ResponseCache):
         self._entries[key] = response
         self.used_bytes += response.size_bytes
         while self.used_bytes > self._size:
-            _, gone = self._entries.popitem(last=False)
-            self.used_bytes -= gone.size_bytes
+            _, evicted = self._entries.popitem(last=False)
+            self.used_bytes -= evicted.size_bytes
             self._evictions += 1
 
     def measure(self) -> Mapping[str, float]:

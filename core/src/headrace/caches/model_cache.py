@@ -40,11 +40,11 @@ def make_cache(configured: Mapping[str, Mapping[str, str]], classes: CacheClasse
         raise ConfigError("found multiple cache configurations, but only a single cache is currently supported")
     ((name, settings),) = configured.items()
     kind = classes.get(name)
-    given = {key: ModelParameter(string_value=value) for key, value in settings.items()}
+    parameters = {key: ModelParameter(string_value=value) for key, value in settings.items()}
     try:
-        for problem in unknown(kind.Parameters, given):
+        for problem in unknown(kind.Parameters, parameters):
             raise ConfigError(problem.message)
-        return kind(parse_parameters(kind.Parameters, given))
+        return kind(parse_parameters(kind.Parameters, parameters))
     except HeadraceError as error:
         text = error.message.removeprefix("parameters: ")
         raise ConfigError(f"--cache-config={name},...: {text}", error.code) from error
@@ -98,11 +98,11 @@ class ModelCache:
             self._note(error)
             return None
 
-    def ask(self, key: bytes, found: Found) -> bool:
-        """Look up ``key`` in a remote cache; ``found`` gets the result. Return False if the cache is not called now."""
+    def ask(self, key: bytes, done: Found) -> bool:
+        """Look up ``key`` in a remote cache; ``done`` gets the result. Return False if the cache is not called now."""
         remote = self._server.remote
         assert remote is not None
-        return remote.get(key, self._check, partial(self._found, found))
+        return remote.get(key, self._check, partial(self._found, done))
 
     def digest_apart(self, request: InferRequest, done: Callable[[bytes | Exception], None]) -> bool:
         """Compute the key of a large ``request`` on a thread; ``done`` is called with it. Return False if too much work
@@ -122,9 +122,9 @@ class ModelCache:
             else:
                 self._log_too_large(key, size)
             return lent(response)
-        kept = own(response)
-        self._put(key, kept)
-        return kept
+        entry = own(response)
+        self._put(key, entry)
+        return entry
 
     def _copy_apart(self, key: bytes, response: InferResponse) -> None:
         try:
@@ -132,11 +132,11 @@ class ModelCache:
         except Unavailable as error:
             self.failed(error)
 
-    def _copied(self, key: bytes, kept: CachedResponse | Exception) -> None:
-        if isinstance(kept, Exception):
-            self._note(kept)
+    def _copied(self, key: bytes, entry: CachedResponse | Exception) -> None:
+        if isinstance(entry, Exception):
+            self._note(entry)
         else:
-            self._put(key, kept)
+            self._put(key, entry)
 
     def _log_too_large(self, key: bytes, size: int) -> None:
         """Log Triton's message, in which a key is a number."""
@@ -149,16 +149,16 @@ class ModelCache:
             extra={"model": self.name},
         )
 
-    def _put(self, key: bytes, kept: CachedResponse) -> None:
-        if kept.size_bytes > self._cache.largest_bytes:
-            self._log_too_large(key, kept.size_bytes)
+    def _put(self, key: bytes, entry: CachedResponse) -> None:
+        if entry.size_bytes > self._cache.largest_bytes:
+            self._log_too_large(key, entry.size_bytes)
             return
         remote = self._server.remote
         try:
             if remote is None:
-                self._cache.put(key, kept)
+                self._cache.put(key, entry)
             else:
-                remote.put(key, kept, self.failed)
+                remote.put(key, entry, self.failed)
         except Exception as error:
             self._note(error)
 
@@ -166,10 +166,10 @@ class ModelCache:
         log.warning("response cache '%s' failed for model '%s': %s", self._cache.name, self.name, summary(error))
         self.failed(error)
 
-    def _found(self, found: Found, outcome: CachedResponse | Exception | None) -> None:
+    def _found(self, done: Found, outcome: CachedResponse | Exception | None) -> None:
         if isinstance(outcome, Exception):
             self.failed(outcome)
-        found(outcome)
+        done(outcome)
 
     def _check(self, response: CachedResponse) -> None:
         """Raise `InvalidArgument` unless the model could have sent ``response``. Any thread."""

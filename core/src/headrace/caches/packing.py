@@ -73,11 +73,11 @@ def _tensor(data: bytes, place: int, datatype: str, shape: tuple[int, ...], size
     if kind is dtypes.BYTES:
         strings = BytesTensor(memoryview(data)[place : place + size], shape)
         try:
-            found = len(strings.offsets) - 1
+            count = len(strings.offsets) - 1
         except InvalidArgument as error:
             raise ValueError(error.message) from None
-        if found != prod(shape):
-            raise ValueError(f"{found} strings for shape {list(shape)}")
+        if count != prod(shape):
+            raise ValueError(f"{count} strings for shape {list(shape)}")
         return strings
     if prod(shape) * kind.itemsize != size:
         raise ValueError(f"{size} bytes for {datatype} {list(shape)}")
@@ -95,16 +95,16 @@ def _whole(numbers: Any) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _parameters(given: Any) -> dict[str, str | int | bool | float]:
-    if not isinstance(given, dict):
+def _parameters(parameters: Any) -> dict[str, str | int | bool | float]:
+    if not isinstance(parameters, dict):
         raise ValueError("its parameters are not strings, numbers and booleans by name")
-    check_parameters(given)
-    return given
+    check_parameters(parameters)
+    return parameters
 
 
-def check_parameters(given: Mapping[str, Any]) -> None:
+def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a parameter of a response cannot be sent over every protocol."""
-    for name, value in given.items():
+    for name, value in parameters.items():
         if not isinstance(value, str | int | bool | float):
             raise ValueError("its parameters are not strings, numbers and booleans by name")
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:

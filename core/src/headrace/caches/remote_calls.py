@@ -37,8 +37,8 @@ class RemoteCalls:
         self._get_paused_until = self._put_paused_until = 0.0
         self._get_has_failed = self._put_has_failed = False
 
-    def get(self, key: bytes, check: Callable[[CachedResponse], None], found: Found) -> bool:
-        """Look up ``key``; ``found`` is called with the result. Return False if the cache is not called now.
+    def get(self, key: bytes, check: Callable[[CachedResponse], None], done: Found) -> bool:
+        """Look up ``key``; ``done`` is called with the result. Return False if the cache is not called now.
 
         ``check`` is called with a response, on the thread. It raises if the model could not have sent it.
         """
@@ -46,7 +46,7 @@ class RemoteCalls:
         if monotonic() < self._get_paused_until or self._getting >= (1 if self._get_has_failed else WAITING):
             return False
         self._getting += 1
-        lookup = _Lookup(self, found)
+        lookup = _Lookup(self, done)
         self._pool.submit(self._get, key, check, lookup)
         return True
 
@@ -140,16 +140,16 @@ class _Lookup:
 
     __slots__ = ("_found", "_timer")
 
-    def __init__(self, calls: RemoteCalls, found: Found) -> None:
-        self._found: Found | None = found
+    def __init__(self, calls: RemoteCalls, done: Found) -> None:
+        self._found: Found | None = done
         self._timer = calls.loop.call_later(TIMEOUT_S, calls.timed_out, self)
 
     def settle(self, outcome: CachedResponse | Exception | None) -> None:
         """Give ``outcome`` to the request, unless it has been given one."""
-        found, self._found = self._found, None
+        done, self._found = self._found, None
         self._timer.cancel()
-        if found is not None:
-            found(outcome)
+        if done is not None:
+            done(outcome)
 
 
 def _plain(error: BaseException) -> Exception:

@@ -82,14 +82,14 @@ def _load(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_without_duplicates, strict=False)
 
 
-def _strict(found: re.Match[str]) -> str:
-    """Return the token ``found`` as strict JSON."""
-    if found["single"] is not None:
-        inner = re.sub(r"\\.|\"", lambda part: _SINGLE.get(part[0], part[0]), found["single"], flags=re.DOTALL)
+def _strict(token: re.Match[str]) -> str:
+    """Return ``token`` as strict JSON."""
+    if token["single"] is not None:
+        inner = re.sub(r"\\.|\"", lambda part: _SINGLE.get(part[0], part[0]), token["single"], flags=re.DOTALL)
         return f'"{inner}"'
-    if found["colon"] and found["name"] not in _WORDS:
-        return f'"{found["name"]}"{found["colon"]}'
-    return "" if found["trailing"] else found[0]
+    if token["colon"] and token["name"] not in _WORDS:
+        return f'"{token["name"]}"{token["colon"]}'
+    return "" if token["trailing"] else token[0]
 
 
 #: The replacements inside a string whose single quotes become double quotes.
@@ -101,12 +101,12 @@ def _refuse(reason: str) -> ConfigError:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in fields:
             raise ValueError(f"'{key}' is given more than once")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
 def _fold_message(values: Any, message: Descriptor, path: str) -> Any:

@@ -38,8 +38,8 @@ class _Rule:
         )
 
     def is_in(self, folder: _Folder) -> bool:
-        found = (folder.names[name] for name in fnmatch.filter(folder.names, self.filename))
-        return any(self.may_be_directory if is_directory else self.may_be_file for is_directory in found)
+        matches = (folder.names[name] for name in fnmatch.filter(folder.names, self.filename))
+        return any(self.may_be_directory if is_directory else self.may_be_file for is_directory in matches)
 
 
 #: In Triton's order of precedence.
@@ -87,11 +87,11 @@ def _first_folder(files: Iterable[str]) -> _Folder | None:
     paths = [path.split("/") for path in files if "/" in path and not path.startswith(".")]
     if not paths:
         return None
-    found = _Folder(min(path[0] for path in paths))
+    folder = _Folder(min(path[0] for path in paths))
     for first, child, *rest in paths:
-        if first == found.name and child:
-            found.names[child] = found.names.get(child, False) or bool(rest)
-    return found
+        if first == folder.name and child:
+            folder.names[child] = folder.names.get(child, False) or bool(rest)
+    return folder
 
 
 def _derive_backend(config: ModelConfig, folder: _Folder | None, needs_backend: bool) -> None:
@@ -114,12 +114,12 @@ def _find_rule(config: ModelConfig, folder: _Folder | None) -> _Rule | None:
 
     A file name that no rule has does not imply a backend. It only counts if the config sets no backend or platform.
     """
-    told = ModelConfig(backend=config.backend, platform=config.platform)
+    hints = ModelConfig(backend=config.backend, platform=config.platform)
     if config.default_model_filename in {rule.filename for rule in _RULES} or not (config.backend or config.platform):
-        told.default_model_filename = config.default_model_filename
-    fitting = [rule for rule in _RULES if rule.agrees(told)]
+        hints.default_model_filename = config.default_model_filename
+    fitting = [rule for rule in _RULES if rule.agrees(hints)]
     present = [rule for rule in fitting if folder is not None and rule.is_in(folder)]
-    return next(iter(present or (fitting if told != ModelConfig() else [])), None)
+    return next(iter(present or (fitting if hints != ModelConfig() else [])), None)
 
 
 def _backend_beside_platform(config: ModelConfig) -> str:
@@ -157,16 +157,16 @@ def _derive_from_name(config: ModelConfig, folder: _Folder | None) -> None:
 
 def _found_in(folder: _Folder | None) -> str:
     """Return a sentence about the files in the model's directory, for a model without a known model file."""
-    names = ", ".join(rule.filename for rule in _RULES)
+    known = ", ".join(rule.filename for rule in _RULES)
     if folder is None:
-        return f"It has no version directory with one of {names}"
+        return f"It has no version directory with one of {known}"
     if folder.names.get("config.pbtxt") is False:
         return f"It holds a model, '{one_line(folder.name)}': perhaps it is the repository"
-    found = sorted(folder.names)
-    shown = ", ".join(f"'{one_line(name)}'" for name in found[:4]) + (f" and {len(found) - 4} more" * (len(found) > 4))
-    found_in = f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {names}"
-    near = [rule for name in found for rule in _RULES if splitext(name)[1] == splitext(rule.filename)[1]]
-    return f"{found_in}; rename '{one_line(found[0])}' to {near[0].filename}" if near and len(found) == 1 else found_in
+    names = sorted(folder.names)
+    shown = ", ".join(f"'{one_line(name)}'" for name in names[:4]) + (f" and {len(names) - 4} more" * (len(names) > 4))
+    found_in = f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {known}"
+    near = [rule for name in names for rule in _RULES if splitext(name)[1] == splitext(rule.filename)[1]]
+    return f"{found_in}; rename '{one_line(names[0])}' to {near[0].filename}" if near and len(names) == 1 else found_in
 
 
 def _fill_defaults(config: ModelConfig) -> None:

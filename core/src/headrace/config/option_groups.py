@@ -74,22 +74,22 @@ def group_flags(kind: type[OptionGroup]) -> Sequence[GroupFlag]:
         raise TypeError(
             f"option group {kind.__name__} is named {kind.name!r}, not in lower-case letters, digits and '-'"
         )
-    hints, found = get_type_hints(kind), list[GroupFlag]()
+    hints, flags = get_type_hints(kind), list[GroupFlag]()
     for each in fields(kind):  # type: ignore[arg-type]
         argument, read = _reader(hints[each.name], f"{kind.__name__}.{each.name}")
         default = each.default if each.default_factory is MISSING else each.default_factory()
         flag = f"--{kind.name}-{each.name.replace('_', '-')}"
-        told = str(each.metadata.get("help", ""))
-        found.append(GroupFlag(flag, each.name, argument, told, default, default is MISSING, read))
-    _FLAGS[kind] = found
-    return found
+        help_text = str(each.metadata.get("help", ""))
+        flags.append(GroupFlag(flag, each.name, argument, help_text, default, default is MISSING, read))
+    _FLAGS[kind] = flags
+    return flags
 
 
 def read_groups(kinds: Sequence[type[OptionGroup]], words: Sequence[str]) -> tuple[tuple[OptionGroup, ...], list[str]]:
     """Return an instance of each group with the values in ``words``, and the words that belong to no group. Raises
     `ConfigError`."""
     flags = {flag.text: (kind, flag) for kind in kinds for flag in group_flags(kind)}
-    given: dict[type[OptionGroup], dict[str, Any]] = {kind: {} for kind in kinds}
+    values_by_kind: dict[type[OptionGroup], dict[str, Any]] = {kind: {} for kind in kinds}
     rest, waiting = [], iter(words)
     for word in waiting:
         name, equals, text = word.partition("=")
@@ -102,19 +102,19 @@ def read_groups(kinds: Sequence[type[OptionGroup]], words: Sequence[str]) -> tup
                 raise ConfigError(f"option '{name}' requires an argument")
             text = following
         kind, flag = flags[name]
-        given[kind][flag.field] = _read(flag, text)
-    return tuple(_make(kind, values) for kind, values in given.items()), rest
+        values_by_kind[kind][flag.field] = _read(flag, text)
+    return tuple(_make(kind, values) for kind, values in values_by_kind.items()), rest
 
 
-def complete_groups(kinds: Iterable[type[OptionGroup]], given: Sequence[OptionGroup]) -> tuple[OptionGroup, ...]:
-    """Return a group of each of ``kinds``: the one in ``given``, or else one with all defaults. Raises `ConfigError` if
-    ``given`` has a group that is not in ``kinds``."""
+def complete_groups(kinds: Iterable[type[OptionGroup]], groups: Sequence[OptionGroup]) -> tuple[OptionGroup, ...]:
+    """Return a group of each of ``kinds``: the one in ``groups``, or else one with all defaults. Raises `ConfigError`
+    if ``groups`` has a group that is not in ``kinds``."""
     known = tuple(kinds)
-    for group in given:
+    for group in groups:
         if type(group) not in known:
             names = ", ".join(kind.__name__ for kind in known) or "none"
             raise ConfigError(f"plugin_options: no plugin has the options {type(group).__name__}; there are: {names}")
-    by_kind = {type(group): group for group in given}
+    by_kind = {type(group): group for group in groups}
     return tuple(by_kind.get(kind) or _make(kind, {}) for kind in known)
 
 

@@ -102,11 +102,11 @@ class PaddingRules:
 
         Raises `ConfigError`.
         """
-        given = config.get("parameters", {}).get(PADDING)
-        if given is None:
+        parameter = config.get("parameters", {}).get(PADDING)
+        if parameter is None:
             return None
         try:
-            return _Reader(config).read(given.get("string_value", ""))
+            return _Reader(config).read(parameter.get("string_value", ""))
         except _Wrong as error:
             raise ConfigError(
                 f"model '{config.get('name', '')}': parameter '{PADDING}': {error}", field=f"parameters['{PADDING}']"
@@ -135,7 +135,7 @@ class PaddingRules:
 
 
 class _Wrong(Exception):
-    """The parameter is invalid; the text says why."""
+    """The parameter is invalid. The text is the reason."""
 
 
 class _Reader:
@@ -154,10 +154,10 @@ class _Reader:
         if self._is_ragged:
             raise _Wrong("a model with ragged batches cannot have it")
         try:
-            given = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise _Wrong(f"expected JSON: {error}") from None
-        fields = _object(given, "the parameter", ("pad", "unpad", "pad_batch_to"))
+        fields = _object(value, "the parameter", ("pad", "unpad", "pad_batch_to"))
         pads = tuple(self._pad(each, f"pad[{n}]") for n, each in enumerate(_array(fields.get("pad", []), "pad")))
         values: dict[str, float | str] = {}
         for number, pad in enumerate(pads):
@@ -171,8 +171,8 @@ class _Reader:
         cuts = dict(self._declared(fields["unpad"], pads) if "unpad" in fields else self._derived(pads))
         return PaddingRules(pads, cuts, rows, self._most_rows > 0)
 
-    def _pad(self, given: Any, where: str) -> AxisPad:
-        fields = _object(given, where, ("input", "axis", "buckets", "value", "length", "mask"))
+    def _pad(self, content: Any, where: str) -> AxisPad:
+        fields = _object(content, where, ("input", "axis", "buckets", "value", "length", "mask"))
         name = _text(fields, "input", where)
         io = _named(self._inputs, name, "input", where)
         if io.get("reshape"):
@@ -198,15 +198,15 @@ class _Reader:
         self._made.add(name)
         return MadeInput(name, dtypes.BY_CONFIG_NAME[datatype])
 
-    def _row_buckets(self, given: Any) -> tuple[int, ...]:
-        buckets = _sizes(given, "pad_batch_to")
+    def _row_buckets(self, value: Any) -> tuple[int, ...]:
+        buckets = _sizes(value, "pad_batch_to")
         if buckets[-1] != self._most_rows:
             raise _Wrong(f"pad_batch_to ends with {buckets[-1]}, expected max_batch_size, which is {self._most_rows}")
         return buckets
 
-    def _declared(self, given: Any, pads: Sequence[AxisPad]) -> Iterator[tuple[str, tuple[AxisCut, ...]]]:
-        found: dict[str, list[AxisCut]] = {}
-        for number, each in enumerate(_array(given, "unpad")):
+    def _declared(self, value: Any, pads: Sequence[AxisPad]) -> Iterator[tuple[str, tuple[AxisCut, ...]]]:
+        cuts_of: dict[str, list[AxisCut]] = {}
+        for number, each in enumerate(_array(value, "unpad")):
             where = f"unpad[{number}]"
             fields = _object(each, where, ("output", "axis", "input", "input_axis"))
             name = _text(fields, "output", where)
@@ -218,8 +218,8 @@ class _Reader:
             pad = next((pad for pad in pads if (pad.name, pad.axis) == (source, source_axis)), None)
             if pad is None:
                 raise _Wrong(f"{where}: axis {source_axis!r} of input '{source}' is not padded")
-            found.setdefault(name, []).append(AxisCut(axis, pad, True))
-        for name, cuts in found.items():
+            cuts_of.setdefault(name, []).append(AxisCut(axis, pad, True))
+        for name, cuts in cuts_of.items():
             yield name, tuple(cuts)
 
     def _derived(self, pads: Sequence[AxisPad]) -> Iterator[tuple[str, tuple[AxisCut, ...]]]:
@@ -233,68 +233,68 @@ class _Reader:
                 yield name, cuts
 
 
-def _object(given: Any, where: str, known: Sequence[str]) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise _Wrong(f"{where} is {_shown(given)}, expected an object")
-    for key in given:
+def _object(value: Any, where: str, known: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{where} is {_shown(value)}, expected an object")
+    for key in value:
         if key not in known:
             raise _Wrong(f"{where} has an unknown key '{_shown(key)}'; known: {', '.join(known)}")
-    return given
+    return value
 
 
-def _array(given: Any, where: str) -> list[Any]:
-    if not isinstance(given, list):
-        raise _Wrong(f"{where} is {_shown(given)}, expected an array")
-    return given
+def _array(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _Wrong(f"{where} is {_shown(value)}, expected an array")
+    return value
 
 
 def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
-    given = fields.get(key)
-    if not isinstance(given, str) or not given:
-        raise _Wrong(f"{where}.{key} is {_shown(given)}, expected a name")
-    return given
+    value = fields.get(key)
+    if not isinstance(value, str) or not value:
+        raise _Wrong(f"{where}.{key} is {_shown(value)}, expected a name")
+    return value
 
 
 def _named(tensors: Mapping[str, Any], name: str, direction: str, where: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] | None = tensors.get(name)
-    if found is None:
+    tensor: Mapping[str, Any] | None = tensors.get(name)
+    if tensor is None:
         raise _Wrong(f"{where} names {direction} '{_shown(name)}', the model has {', '.join(tensors) or 'none'}")
-    return found
+    return tensor
 
 
-def _variable_axis(io: Mapping[str, Any], given: Any, what: str, where: str) -> int:
+def _variable_axis(io: Mapping[str, Any], axis: Any, what: str, where: str) -> int:
     dims = [int(dim) for dim in io["dims"]]
-    if type(given) is not int or not 0 <= given < len(dims):
-        raise _Wrong(f"{where}.axis is {_shown(given)}, expected an axis of {what}: 0 to {len(dims) - 1}")
-    if dims[given] != -1:
+    if type(axis) is not int or not 0 <= axis < len(dims):
+        raise _Wrong(f"{where}.axis is {_shown(axis)}, expected an axis of {what}: 0 to {len(dims) - 1}")
+    if dims[axis] != -1:
         raise _Wrong(
-            f"{where}: axis {given} of {what} is {dims[given]} in the config, and only a variable one can be padded"
+            f"{where}: axis {axis} of {what} is {dims[axis]} in the config, and only a variable one can be padded"
         )
-    return given
+    return axis
 
 
-def _sizes(given: Any, where: str) -> tuple[int, ...]:
-    sizes = _array(given, where)
+def _sizes(value: Any, where: str) -> tuple[int, ...]:
+    sizes = _array(value, where)
     if not sizes or any(type(size) is not int or not 0 < size < _MOST for size in sizes) or sizes != sorted(set(sizes)):
-        raise _Wrong(f"{where} is {_shown(given)}, expected whole numbers from 1 on, ascending")
+        raise _Wrong(f"{where} is {_shown(value)}, expected whole numbers from 1 on, ascending")
     return tuple(sizes)
 
 
-def _value(given: Any, datatype: DataType, where: str) -> float | str:
+def _value(value: Any, datatype: DataType, where: str) -> float | str:
     if datatype is dtypes.BY_CONFIG_NAME["TYPE_STRING"]:
-        if isinstance(given, str) and not any("\ud800" <= character <= "\udfff" for character in given):
-            return given
-    elif type(given) in (int, float, bool):
+        if isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value):
+            return value
+    elif type(value) in (int, float, bool):
         numpy = datatype.numpy
         try:
-            exact = bool(np.isfinite(given)) and float(np.array(given).astype(numpy)) == float(given)
+            exact = bool(np.isfinite(value)) and float(np.array(value).astype(numpy)) == float(value)
         except (OverflowError, ValueError):
             exact = False
         if exact or numpy.kind not in "iub":
-            return given  # type: ignore[no-any-return]
-    raise _Wrong(f"{where}.value is {_shown(given)}, expected a value of {datatype.config_name}")
+            return value  # type: ignore[no-any-return]
+    raise _Wrong(f"{where}.value is {_shown(value)}, expected a value of {datatype.config_name}")
 
 
-def _shown(given: Any) -> str:
-    text = given if isinstance(given, str) else json.dumps(given)
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 and text.isprintable() else f"{text[:60].encode('unicode_escape').decode()}..."

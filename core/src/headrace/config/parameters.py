@@ -50,13 +50,13 @@ _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 CORE_KEYS = {ISOLATION, MEMORY_LIMIT, BUSY_POLL, RESTART_PAUSE, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING, _STRATEGY}
 
 
-def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
+def parse_parameters(cls: type[T], parameters: Mapping[str, ModelParameter]) -> T:
     """Return an instance of the dataclass ``cls``. Its fields may be str, int, float, bool, or one of these or None.
 
     Keys without a field are ignored (`unknown` lists them). Raises `ConfigError` for a value of another type than its
     field's and for a `ValueError` of the class itself, and `PluginError` for a field of any other type.
     """
-    values, wrong, _ = _read(cls, given)
+    values, wrong, _ = _read(cls, parameters)
     for problem in wrong:
         raise ConfigError(problem.message, field=problem.field)
     try:
@@ -65,72 +65,72 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
         raise ConfigError(f"parameters: {error}", field="parameters") from error
 
 
-def read_isolation(given: Mapping[str, ModelParameter]) -> str | None:
+def read_isolation(parameters: Mapping[str, ModelParameter]) -> str | None:
     """Return the parameter ``isolation``, the name of a kind of executor, or None: the backend decides."""
-    return given[ISOLATION].string_value if ISOLATION in given else None
+    return parameters[ISOLATION].string_value if ISOLATION in parameters else None
 
 
-def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
+def read_memory_limit(parameters: Mapping[str, ModelParameter]) -> int:
     """Return the parameter ``memory_limit_bytes``; 0 is no limit. Raises `ConfigError`."""
-    return _whole(given, MEMORY_LIMIT, range(1, 1 << 63), 0, "a number of bytes above 0")
+    return _whole(parameters, MEMORY_LIMIT, range(1, 1 << 63), 0, "a number of bytes above 0")
 
 
-def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
+def read_busy_poll(parameters: Mapping[str, ModelParameter], default: int) -> int:
     """Return the parameter ``busy_poll_microseconds``, or ``default``. Raises `ConfigError`."""
-    return _whole(given, BUSY_POLL, range(1_000_001), default, "a number of microseconds from 0 to 1000000")
+    return _whole(parameters, BUSY_POLL, range(1_000_001), default, "a number of microseconds from 0 to 1000000")
 
 
-def read_load_timeout(given: Mapping[str, ModelParameter]) -> int:
+def read_load_timeout(parameters: Mapping[str, ModelParameter]) -> int:
     """Return the parameter ``load_timeout_seconds``, 0 if it is absent. Raises `ConfigError`."""
-    return _whole(given, LOAD_TIMEOUT, range(1, 1 << 31), 0, "a number of seconds above 0")
+    return _whole(parameters, LOAD_TIMEOUT, range(1, 1 << 31), 0, "a number of seconds above 0")
 
 
-def read_restart_pause(given: Mapping[str, ModelParameter], default: int) -> int:
+def read_restart_pause(parameters: Mapping[str, ModelParameter], default: int) -> int:
     """Return the parameter ``restart_pause_seconds``, or ``default``. Raises `ConfigError`."""
-    return _whole(given, RESTART_PAUSE, range(1, 86_401), default, "a number of seconds from 1 to 86400")
+    return _whole(parameters, RESTART_PAUSE, range(1, 86_401), default, "a number of seconds from 1 to 86400")
 
 
-def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
+def read_event_loop(parameters: Mapping[str, ModelParameter]) -> OnLoop:
     """Return the parameter ``event_loop``, ``auto`` if it is absent. Raises `ConfigError`."""
-    text = given[EVENT_LOOP].string_value if EVENT_LOOP in given else "auto"
+    text = parameters[EVENT_LOOP].string_value if EVENT_LOOP in parameters else "auto"
     if text in get_args(OnLoop):
         return cast("OnLoop", text)
     expected = "'on', 'off' or 'auto'"
     raise ConfigError(f"parameter '{EVENT_LOOP}' is '{clip(text)}', expected {expected}", field=_path(EVENT_LOOP))
 
 
-def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
-    if key not in given:
+def _whole(parameters: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
+    if key not in parameters:
         return default
-    text = given[key].string_value
+    text = parameters[key].string_value
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in allowed:
         return int(text)
     raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
 
 
-def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
+def check(cls: type, parameters: Mapping[str, ModelParameter]) -> list[Problem]:
     """Return every problem for which the functions above raise `ConfigError`. Raises `PluginError` as they do."""
     wrong: list[Problem] = []
     ours = (read_memory_limit, partial(read_busy_poll, default=0), partial(read_restart_pause, default=1))
     for read in (*ours, read_load_timeout, read_event_loop):
         try:
-            read(given)
+            read(parameters)
         except ConfigError as error:
             wrong.append(Problem(error.field, error.message))
     try:
-        parse_parameters(cls, given)
+        parse_parameters(cls, parameters)
     except ConfigError as error:
-        wrong += _read(cls, given)[1] or [Problem(error.field, error.message, error.code)]
+        wrong += _read(cls, parameters)[1] or [Problem(error.field, error.message, error.code)]
     return wrong
 
 
-def unknown(cls: type, given: Mapping[str, ModelParameter], others: Collection[str] = ()) -> list[Problem]:
+def unknown(cls: type, parameters: Mapping[str, ModelParameter], others: Collection[str] = ()) -> list[Problem]:
     """Return a problem for each key that neither core, ``cls`` nor extensions (``others``) read, with all valid keys.
     Return none for a class without fields: its backend reads the config itself."""
-    return _read(cls, {key: value for key, value in given.items() if key not in others})[2]
+    return _read(cls, {key: value for key, value in parameters.items() if key not in others})[2]
 
 
-def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
+def _read(cls: type, parameters: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
     """Return the values of the fields of ``cls``, a problem for each wrong value, and one for each unknown key. All are
     in the order of the keys."""
     keys, families = _layout(cls)
@@ -139,8 +139,8 @@ def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any
     values: dict[str, Any] = {}
     wrong: list[Problem] = []
     unread: list[Problem] = []
-    for key in sorted(given):
-        text = given[key].string_value
+    for key in sorted(parameters):
+        text = parameters[key].string_value
         prefix = next((prefix for prefix in families if key.startswith(prefix)), None)
         if key in keys:
             try:
@@ -174,7 +174,7 @@ def _path(key: str) -> str:
 
 
 def _converter(cls: type, name: str, hint: Any) -> Callable[[str], Any]:
-    """Return a function that parses the text of field ``name``. It raises `ValueError` that says what is expected."""
+    """Return a function that parses the text of field ``name``. It raises `ValueError` with the expected form."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [kind for kind in choices if kind is not type(None)]
     if len(kinds) != 1 or kinds[0] not in _CONVERTERS:

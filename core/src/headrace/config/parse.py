@@ -90,10 +90,10 @@ def _parsed(text: str, has_name: bool) -> bytes:
 def place_of(field: str, path: Path) -> str:
     """Return the place of ``field`` in the config file ``path``, as the start of a log line."""
     try:
-        found = SourceMap(path.read_text(encoding="utf-8-sig"), ModelConfig.DESCRIPTOR).find(field)
+        position = SourceMap(path.read_text(encoding="utf-8-sig"), ModelConfig.DESCRIPTOR).find(field)
     except (OSError, UnicodeDecodeError):  # it has changed since it was parsed
-        found = None
-    return ":".join((str(path), *map(str, found or ()), f" {field}: "))
+        position = None
+    return ":".join((str(path), *map(str, position or ()), f" {field}: "))
 
 
 _NAME = re.compile(r'\s{0,9}name {0,9}: {0,9}"([\w.-]{1,99})"[ \t]{0,9}\r?\n')
@@ -124,10 +124,10 @@ def explain_text(error: ParseError, text: str, root: Descriptor) -> tuple[int, i
     quoted = "'" + text.split("\n")[line - 1] + "': "
     place = place_at(text, root, line, column)
     # The parser quotes the line, except at the end of the text.
-    found = clip(place.found) if reason.startswith(quoted) else "the end"
+    actual = clip(place.found) if reason.startswith(quoted) else "the end"
     reason = reason.removeprefix(quoted)
     hint = _hint(text.split("\n")[line - 1][column - 1 :], place, reason)
-    return line, column, place.path, _reword(reason, place, found, hint)
+    return line, column, place.path, _reword(reason, place, actual, hint)
 
 
 def unknown_field(message: Descriptor, name: str) -> str:
@@ -143,15 +143,15 @@ def shorten(reason: str) -> str:
     return clip(re.sub(r'\bheadrace\.| at "?ModelConfig"?$|(?<= at )ModelConfig\.', "", reason), 300)
 
 
-def _reword(reason: str, place: SourcePlace, found: str, hint: str) -> str:
+def _reword(reason: str, place: SourcePlace, actual: str, hint: str) -> str:
     unknown = _UNKNOWN_FIELD.match(reason)
     mark = _MISSING_MARK.match(reason)
     if unknown is not None:
         return _unknown_in(place, unknown[1], unknown[2])
     if place.field is not None and _WRONG_VALUE.search(reason):
-        return f"expected {_expected(place.field)}, found {found}{_nearest_value(place.field, found)}{hint}"
+        return f"expected {_expected(place.field)}, found {actual}{_nearest_value(place.field, actual)}{hint}"
     if mark is not None:
-        return f"expected '{mark[1]}', found {found}{hint}"
+        return f"expected '{mark[1]}', found {actual}{hint}"
     if _REPEATED.search(reason):
         return "is given more than once"
     return clip(_short(reason).rstrip("."), 300) + hint
@@ -185,12 +185,12 @@ def _expected(field: FieldDescriptor) -> str:
     return _KINDS[field.cpp_type]
 
 
-def _nearest_value(field: FieldDescriptor, found: str) -> str:
+def _nearest_value(field: FieldDescriptor, actual: str) -> str:
     if field.enum_type is None:
         return ""
     names = list(field.enum_type.values_by_name)
     prefix = names[0].partition("_")[0] + "_"  # TYPE_, which makes all names similar
-    hint = _suggest(prefix + found.removeprefix(prefix), names, len(prefix))
+    hint = _suggest(prefix + actual.removeprefix(prefix), names, len(prefix))
     return f"; {hint}" if hint else ""
 
 

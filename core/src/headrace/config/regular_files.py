@@ -61,7 +61,7 @@ def in_memory(path: Path) -> Iterator[str]:
 
 
 def read_ahead(file: BinaryIO) -> None:
-    """Load all of ``file`` into the system's page cache. Reads only what is missing there, without the GIL."""
+    """Load all of ``file`` into the system's page cache. Reads only missing pages, without the GIL."""
     piece, first = bytearray(_PIECE_BYTES), bytearray(1)
     descriptor = file.fileno()
     for offset in range(0, os.fstat(descriptor).st_size, _PIECE_BYTES):
@@ -72,10 +72,10 @@ def read_ahead(file: BinaryIO) -> None:
             file.readinto(piece)  # type: ignore[attr-defined]
 
 
-def _require_regular(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = special_kind(found.st_mode) or "of an unknown kind"
+    kind = special_kind(status.st_mode) or "of an unknown kind"
     raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))

@@ -104,7 +104,7 @@ class SourceMap:
 
     def find(self, path: str) -> tuple[int, int] | None:
         """Return the line and column, from 1, of the value at ``path``; for a message, of its name; for a map entry, of
-        its key. For an absent field, return those of the innermost message around it, or None at the top."""
+        its key. For an absent field, return the position of the innermost message around it, or None at the top."""
         start, _ = self._resolve(path)
         if start is None:
             return None
@@ -116,7 +116,7 @@ class SourceMap:
 
     def _resolve(self, path: str) -> tuple[int | None, bool]:
         """Return the start of the longest part of ``path`` that is in the text, and True if that is all of it."""
-        found, at = None, ""
+        position, at = None, ""
         message: Descriptor | None = self._root
         for name, key in _STEP.findall(path):
             inner = None if message is None else message.fields_by_name.get(name)
@@ -130,9 +130,9 @@ class SourceMap:
                 at = f"{at}[{key}]" if key else at
                 start = self._starts.get(at)
             if start is None:
-                return found, False
-            found = start
-        return found, bool(path)
+                return position, False
+            position = start
+        return position, bool(path)
 
     def _note_all(self) -> None:
         before, named = "", 0
@@ -163,12 +163,12 @@ class SourceMap:
 def _walk(text: str, root: Descriptor) -> Iterator[_Token]:
     """Yield each token of ``text``, and an empty one at the end."""
     blocks, name = [_Block(root, "")], ""
-    for found, following in _pairs(text):
-        word = found.group()
+    for match, following in _pairs(text):
+        word = match.group()
         is_name = following is not None and following.group() in ":{<[" and (word[0].isalpha() or word[0] == "_")
         name = word if is_name else name
         child = blocks[-1].child(name) if word in _OPENS else None
-        yield _Token(blocks[-1], name, word, found.start(), is_name, child)
+        yield _Token(blocks[-1], name, word, match.start(), is_name, child)
         if child is not None:
             blocks.append(child)
             name = ""

@@ -40,7 +40,7 @@ NEEDS = {
     "allow_vertex_ai": "vertex_ai",
     "trace_config": "trace",
 }
-#: Those that are read by frontends only, and checked when these are chosen.
+#: Fields that only frontends read, which check them when they are chosen.
 _OF_FRONTENDS = ("allow_client_shm", "allow_sagemaker", "allow_vertex_ai")
 
 _BUILT = Support(FlagState.BUILT)

@@ -46,9 +46,9 @@ class RestrictedApis(Interceptor):
         rule = self._rules.get(caller.transport, _NO_RULES).get(operation.category)
         if rule is None:
             return
-        given = caller.header(rule.header.lower())
+        header = caller.header(rule.header.lower())
         encoding = "latin-1" if caller.transport == "http" else "utf-8"
-        if given is not None and compare_digest(given.encode(encoding, "replace"), rule.value.encode()):
+        if header is not None and compare_digest(header.encode(encoding, "replace"), rule.value.encode()):
             return
         text = f"restricted, expecting header '{rule.header}'"
         if caller.transport == "http":
@@ -98,12 +98,12 @@ class ModelFilesRule:
 def is_loopback(address: str) -> bool:
     """True if ``address``, IPv4 or IPv6 without a port, is a loopback address."""
     try:
-        found = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped  # how a socket for both families shows IPv4
-    return found.is_loopback
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped  # how a socket for both families shows IPv4
+    return ip.is_loopback
 
 
 def host_of(peername: object) -> str:

@@ -33,7 +33,7 @@ class Extension:
     name: ClassVar[str]
     #: The names that the server metadata lists while this extension is enabled.
     announces: ClassVar[Sequence[str]] = ()
-    #: What it adds to the protocols. One object of each class is made per server.
+    #: The classes of its additions to the protocols. One object of each is made per server.
     adds: ClassVar[Sequence[type[Addition]]] = ()
     #: Its groups of flags, as `add_options` returns them.
     options: ClassVar[Sequence[type[OptionGroup]]] = ()
@@ -93,7 +93,7 @@ def require_async(addition: type[Addition], method: str) -> None:
 
 
 def check_operation(addition: type[Addition], operation: object) -> None:
-    """Raise TypeError if interceptors could not know what callers of ``addition`` ask for."""
+    """Raise TypeError if the operation of ``addition`` is undefined: interceptors need it."""
     named = f"{addition.kind} '{addition.name}'"
     if not isinstance(operation, Operation | ExtensionOperation):
         raise TypeError(

@@ -64,9 +64,9 @@ def log_failure(failure: Failure, what: str, model: str = "", version: str = "",
     if model:
         text += f", model '{_short(model)}'" + (f" version {version[:40]}" if version else "")
     extra = {"model": _short(model), "version": version[:40], "request_id": _short(request_id)}
-    given = {name: value for name, value in extra.items() if value}
+    fields = {name: value for name, value in extra.items() if value}
     # The record has the line of this function's caller.
-    log.log(failure.level, "%s)", text, extra={**given, "code": failure.code.value}, stacklevel=2)
+    log.log(failure.level, "%s)", text, extra={**fields, "code": failure.code.value}, stacklevel=2)
 
 
 def log_fault(error: HeadraceError, what: str, model: str = "", version: str = "") -> None:
@@ -110,6 +110,6 @@ def _paths() -> re.Pattern[str]:
     )
 
 
-def _last_name(found: re.Match[str]) -> str:
-    quote = found["quote"] or ""
-    return f"{quote}.../{found[0].strip(quote or None).rstrip('/').rpartition('/')[2]}{quote}"
+def _last_name(match: re.Match[str]) -> str:
+    quote = match["quote"] or ""
+    return f"{quote}.../{match[0].strip(quote or None).rstrip('/').rpartition('/')[2]}{quote}"

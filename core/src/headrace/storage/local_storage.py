@@ -40,25 +40,26 @@ class LocalStorage(Storage):
         super().__init__(url, options)
         self._root = _path_of(url)
         self._roots = [_path_of(each) for each in options.model_repository if scheme_of(each) == self.name]
-        #: The directory that had models last. Where a volume is gone, another one is in its place, which is empty.
+        #: The directory that had models at the last scan. If its volume is unmounted, an empty directory is in its
+        #: place.
         self._filled: os.stat_result | None = None
 
     def models(self) -> Collection[str]:
         root = self._root
         try:
             with os.scandir(root) as entries:
-                found = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+                names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
             place = root.stat()
         except PermissionError:
             raise
         except (OSError, ValueError):
             raise InvalidArgument(f"failed to stat file {root}: repository path is not a valid directory") from None
-        if self._filled and not found and not os.path.samestat(self._filled, place):
+        if self._filled and not names and not os.path.samestat(self._filled, place):
             raise InvalidArgument(
                 f"repository path {root} is empty, and is not the directory that had models: is a volume missing?"
             )
-        self._filled = place if found else self._filled
-        return found
+        self._filled = place if names else self._filled
+        return names
 
     def fingerprint(self, model: str) -> dict[str, Hashable]:
         return files_below(self._root / model)
@@ -121,14 +122,14 @@ def files_below(directory: Path) -> dict[str, Hashable]:
     Follows links. Files that are removed meanwhile are left out. Each child of ``directory`` is walked separately, so
     that a version that is a link to another has the same files. Blocks.
     """
-    found: dict[str, Hashable] = {}
+    files: dict[str, Hashable] = {}
     try:
         top = directory.stat()
     except OSError:
-        return found
+        return files
     for entry in _visible(str(directory)):
-        found.update(_walk(entry, len(str(directory)) + 1, {(top.st_dev, top.st_ino)}))
-    return found
+        files.update(_walk(entry, len(str(directory)) + 1, {(top.st_dev, top.st_ino)}))
+    return files
 
 
 def _walk(first: os.DirEntry[str], start: int, visited: set[tuple[int, int]]) -> Iterator[tuple[str, Hashable]]:
@@ -137,14 +138,14 @@ def _walk(first: os.DirEntry[str], start: int, visited: set[tuple[int, int]]) ->
     while waiting:
         entry = waiting.pop()
         try:
-            found = entry.stat()
+            status = entry.stat()
         except OSError:
             continue
-        if not stat.S_ISDIR(found.st_mode):
-            yield entry.path[start:], (found.st_mtime_ns, found.st_size)
+        if not stat.S_ISDIR(status.st_mode):
+            yield entry.path[start:], (status.st_mtime_ns, status.st_size)
             continue
         yield f"{entry.path[start:]}/", None
-        if (place := (found.st_dev, found.st_ino)) not in visited:  # links may form a circle
+        if (place := (status.st_dev, status.st_ino)) not in visited:  # links may form a circle
             visited.add(place)
             waiting += _visible(entry.path)
 
@@ -202,12 +203,12 @@ def _files(top: str) -> Iterator[tuple[str, str, int]]:
         for entry in entries:
             real = os.path.realpath(entry.path) if entry.is_symlink() else ""
             try:
-                found = entry.stat()
+                status = entry.stat()
             except OSError:  # a link to nothing
                 yield entry.path, real, 0
                 continue
-            yield entry.path, real, found.st_mode
-            if stat.S_ISDIR(found.st_mode) and (place := (found.st_dev, found.st_ino)) not in visited:
+            yield entry.path, real, status.st_mode
+            if stat.S_ISDIR(status.st_mode) and (place := (status.st_dev, status.st_ino)) not in visited:
                 visited.add(place)
                 waiting.append(entry.path)
 

@@ -21,8 +21,8 @@ class MappedStorage(Storage):
         self._storage, self.names = storage, names
 
     def models(self) -> Collection[str]:
-        found = self._storage.models()
-        return [name for name, own in self.names.items() if own in found] if self.names else found
+        stored = self._storage.models()
+        return [name for name, own in self.names.items() if own in stored] if self.names else stored
 
     def fingerprint(self, model: str) -> Mapping[str, Hashable]:
         return self._storage.fingerprint(self._own(model))

@@ -141,7 +141,7 @@ class Repository:
 class Entry:
     """A model that was found. ``repositories`` has several elements if several have the model.
 
-    ``config`` replaces its config file. If ``is_temporary``, the whole model came with a load request.
+    ``config`` replaces its config file. If ``is_temporary``, the whole model is from a load request.
     """
 
     name: str
@@ -151,12 +151,12 @@ class Entry:
 
     @property
     def is_sent(self) -> bool:
-        """True if the config, or the whole model, came with a load request."""
+        """True if the config, or the whole model, is from a load request."""
         return self.config is not None or self.is_temporary
 
     @property
     def is_mapped(self) -> bool:
-        """True if it is served under this name whatever its config says."""
+        """True if it is served under this name, whatever name its config has."""
         return self.name in self.repositories[0].mapped_names
 
     @property
@@ -181,9 +181,9 @@ class Entry:
         return self.repositories[0].fetch(self.name, files)
 
     def size(self, files: Collection[str], versions: Collection[int]) -> int:
-        """Return the bytes of those of ``files`` that belong to ``versions``; 0 if that is not known. Blocks."""
-        wanted = [path for path in files if path.partition("/")[0] in map(str, versions) and not path.endswith("/")]
-        return self.repositories[0].size(self.name, wanted)
+        """Return the size in bytes of the ``files`` of ``versions``; 0 if it is unknown. Blocks."""
+        selected = [path for path in files if path.partition("/")[0] in map(str, versions) and not path.endswith("/")]
+        return self.repositories[0].size(self.name, selected)
 
     def new_directory(self) -> Path:
         """Return a new, empty, private directory. The caller removes it. Blocks."""
@@ -210,24 +210,24 @@ class Repositories:
 
     def scan(self) -> dict[str, Entry]:
         """Return all models, by name in sorted order. Raises `HeadraceError` for a repository that cannot be read."""
-        found: dict[str, tuple[Repository, ...]] = {}
+        entries: dict[str, tuple[Repository, ...]] = {}
         for repository in self._all():
             for name in repository.models():
-                found[name] = (*found.get(name, ()), repository)
-        return {name: Entry(name, repositories) for name, repositories in sorted(found.items())}
+                entries[name] = (*entries.get(name, ()), repository)
+        return {name: Entry(name, repositories) for name, repositories in sorted(entries.items())}
 
     def find(self, name: str) -> Entry | None:
         """Return the model ``name``. Any string is safe: it is compared and never used as a path."""
-        found = tuple(repository for repository in self._all() if name in repository.models())
-        return Entry(name, found) if found else None
+        repositories = tuple(repository for repository in self._all() if name in repository.models())
+        return Entry(name, repositories) if repositories else None
 
     def sent(self, name: str, overrides: Overrides) -> Entry:
-        """Return a model that came whole with a load request."""
+        """Return a model whose files are all from a load request."""
         storage = SentFiles(name, overrides.files, self._options)
         return Entry(name, (Repository(storage, self._directories),), overrides.config, is_temporary=True)
 
     def add(self, url: str, names: Mapping[str, str]) -> None:
-        """Register a repository: all its models, or those of ``names``, by the name under which they are served.
+        """Register a repository: all its models, or those in ``names``, by the name under which they are served.
 
         Raises `AlreadyExists`, and `NotFound` if it cannot be read.
         """
@@ -240,22 +240,22 @@ class Repositories:
         except HeadraceError as error:
             repository.close()
             raise NotFound(f"failed to register '{url}', repository not found") from error
-        taken = [name for name in names if self.find(name) is not None]
-        if taken:
+        used = [name for name in names if self.find(name) is not None]
+        if used:
             repository.close()
-            raise AlreadyExists(f"failed to register '{taken[0]}', there is a conflicting mapping for '{taken[0]}'")
+            raise AlreadyExists(f"failed to register '{used[0]}', there is a used mapping for '{used[0]}'")
         with self._lock:
             self._opened = [*self._opened, repository]
 
     def remove(self, url: str) -> frozenset[str]:
         """Forget a repository of `add`. Return the names under which it had models. Raises `NotFound`."""
         with self._lock:
-            found = [repository for repository in self._opened if repository.url == url]
-            if not found or url in self._options.model_repository:
+            repositories = [repository for repository in self._opened if repository.url == url]
+            if not repositories or url in self._options.model_repository:
                 raise NotFound(f"failed to unregister '{url}', repository not found")
             self._opened = [repository for repository in self._opened if repository.url != url]
-        found[0].close()
-        return found[0].mapped_names
+        repositories[0].close()
+        return repositories[0].mapped_names
 
     def sweep(self) -> None:
         """Remove the directories of processes that were killed."""

@@ -73,7 +73,7 @@ def _inside(parameter: str) -> str:
 
 
 class SentFiles(Storage):
-    """The files of one model that came with a load request. It has no URL."""
+    """The files of one model from a load request. It has no URL."""
 
     name = "load request"
 

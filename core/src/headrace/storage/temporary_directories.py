@@ -70,8 +70,8 @@ class TemporaryDirectories:
         """Yield the user's directory, while no other process creates or removes anything in it."""
         with contextlib.suppress(FileExistsError):
             self._user.mkdir(mode=0o700)
-        found = self._user.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = self._user.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise LoadError("the directory for the files of loaded models is not private to the server's user")
         lock = _lock(self._user / _LOCK, wait=True)
         try:

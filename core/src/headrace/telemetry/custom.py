@@ -197,10 +197,10 @@ class InstanceMetrics:
         return self._hold(self._metrics.family(name, description, kind), None)
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        found, _ = self._by_handle.get(family, (None, None))
-        if found is None:
+        parent, _ = self._by_handle.get(family, (None, None))
+        if parent is None:
             raise InternalError("the metric family has been released")
-        return self._hold(found, self._metrics.metric(found, labels, buckets))
+        return self._hold(parent, self._metrics.metric(parent, labels, buckets))
 
     def update(self, metric: int, operation: MetricOperation, value: float, times: int = 1) -> None:
         self._metric(metric).update(operation, value, times)
@@ -210,8 +210,8 @@ class InstanceMetrics:
 
     def release(self, handle: int) -> None:
         """Release a metric or a family. Does nothing if it was released before."""
-        if (found := self._by_handle.pop(handle, None)) is not None:
-            self._metrics.release(*found)
+        if (entry := self._by_handle.pop(handle, None)) is not None:
+            self._metrics.release(*entry)
 
     def close(self) -> None:
         """Release all metrics and families."""

@@ -60,8 +60,8 @@ class Histogram:
         """Count each value in the bucket of the first bound that is not below it, found by its exponent as a float."""
         _, exponents = np.frexp(np.maximum(values - 1, 0).astype(np.float64))
         size = len(self.counts)
-        found = np.bincount(np.minimum(exponents, size - 1), minlength=size)
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, found.tolist(), strict=True)]
+        counts = np.bincount(np.minimum(exponents, size - 1), minlength=size)
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts.tolist(), strict=True)]
         self.total += int(values.sum())
 
     def add(self, other: Histogram) -> None:
@@ -205,9 +205,9 @@ class ExecutionStatistics:
         spans = noted[:, 4:]
         number = int(numbers.sum())
         if number:
-            asked: _Integers = np.array(requests[: number * _REQUEST], np.int64).reshape(-1, _REQUEST)
-            took, waited = np.repeat(ends, numbers) - asked[:, 0], np.repeat(starts, numbers) - asked[:, 1]
-            self.inference_count += int(asked[:, 2].sum())
+            queued: _Integers = np.array(requests[: number * _REQUEST], np.int64).reshape(-1, _REQUEST)
+            took, waited = np.repeat(ends, numbers) - queued[:, 0], np.repeat(starts, numbers) - queued[:, 1]
+            self.inference_count += int(queued[:, 2].sum())
             self.success.add_all(number, took.sum())
             self.queue.add_all(number, waited.sum())
             for duration, ns in zip(self._computing(self), numbers @ spans, strict=True):

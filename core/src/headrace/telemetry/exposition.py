@@ -61,15 +61,15 @@ def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
 
 
 def family_filter(config: Mapping[str, str]) -> Callable[[str], bool]:
-    """Return a function that is true for the names of families that ``include`` and ``exclude`` leave on the page.
+    """Return a function that is true for the names of families that ``include`` and ``exclude`` select.
 
     Each is a list of patterns with ``*`` and ``?``. Raises `ConfigError` for a pattern that no name can match.
     """
     patterns = {
         setting: config.get(setting, other).split(",") for setting, other in (("include", "*"), ("exclude", "-"))
     }
-    for setting, given in patterns.items():
-        for pattern in given if setting in config else ():
+    for setting, expressions in patterns.items():
+        for pattern in expressions if setting in config else ():
             if not _PATTERN.fullmatch(pattern):
                 raise ConfigError(
                     f"--metrics-config: {setting}: {pattern!r} is no pattern of a name; it has letters, digits, '_', "
@@ -99,8 +99,8 @@ def _quantiles(setting: str) -> Iterator[float]:
 def _leading_number(text: str) -> float:
     """Return the number that ``text`` begins with, as C's ``strtod`` does. Raises `ValueError` if there is none."""
     text = text.lstrip()
-    found = _HEXADECIMAL.match(text) or _DECIMAL.match(text)
-    if found is None:
+    match = _HEXADECIMAL.match(text) or _DECIMAL.match(text)
+    if match is None:
         raise ValueError("Error: stod")
-    number = found.group()
+    number = match.group()
     return float.fromhex(number) if "x" in number.lower() else float(number)

@@ -85,15 +85,15 @@ class LogRateLimit(logging.Filter):
 
     def _kind(self, record: logging.LogRecord, now: float) -> _Kind:
         key = (record.pathname, record.lineno, getattr(record, "model", "") or speaker())
-        found = self._kinds.get(key)
-        if found is None or (now - found.began >= self._window_s and found.sample is None):
-            if found is None and len(self._kinds) >= _KINDS:
+        entry = self._kinds.get(key)
+        if entry is None or (now - entry.began >= self._window_s and entry.sample is None):
+            if entry is None and len(self._kinds) >= _KINDS:
                 key = (record.pathname, record.lineno, "")  # all further models share one kind
-                found = self._kinds.get(key)
-                if found is not None:
-                    return found
-            found = self._kinds[key] = _Kind(now)
-        return found
+                entry = self._kinds.get(key)
+                if entry is not None:
+                    return entry
+            entry = self._kinds[key] = _Kind(now)
+        return entry
 
     def _wait(self) -> None:
         """Arrange a call of `flush` at the end of the window."""
@@ -125,12 +125,12 @@ def logger_without_repeats(name: str) -> logging.Logger:
 
 
 @contextlib.contextmanager
-def without_repeats(said: set[str]) -> Iterator[None]:
-    """Write no line of a logger of `logger_without_repeats` whose text is in ``said``, and add each that is written.
+def without_repeats(written: set[str]) -> Iterator[None]:
+    """Write no line of a logger of `logger_without_repeats` whose text is in ``written``, and add each that is written.
 
     It applies to this task and to the tasks that it starts.
     """
-    before = _said.set(said)
+    before = _said.set(written)
     try:
         yield
     finally:
@@ -138,12 +138,12 @@ def without_repeats(said: set[str]) -> Iterator[None]:
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    said = _said.get()
-    if said is None or record.levelno < logging.INFO:
+    written = _said.get()
+    if written is None or record.levelno < logging.INFO:
         return True
     text = record.getMessage()
-    is_new = text not in said
-    said.add(text)
+    is_new = text not in written
+    written.add(text)
     return is_new
 
 

@@ -209,14 +209,14 @@ class Records(io.RawIOBase):
         return self._descriptor
 
     def write(self, data: Any) -> int:
-        taken = bytes(data)
-        line: bytes = getattr(self._begun, "line", b"") + taken
+        content = bytes(data)
+        line: bytes = getattr(self._begun, "line", b"") + content
         while (end := line.find(b"\n")) >= 0 or len(line) >= _LINE_BYTES:
             cut = end if 0 <= end < _LINE_BYTES else _LINE_BYTES
             self._emit(line[:cut])
             line = line[cut + (cut == end) :]
         self._begun.line = line
-        return len(taken)
+        return len(content)
 
     def flush(self) -> None:
         line: bytes = getattr(self._begun, "line", b"")

@@ -223,9 +223,9 @@ def _log_thread_end(end: threading.ExceptHookArgs) -> None:
         LOGGER.error("thread '%s' ended", name, exc_info=end.exc_value)
 
 
-def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
+def _log_unraisable(raised: sys.UnraisableHookArgs) -> None:
     LOGGER.error(
-        "%s: %r", found.err_msg or "an error that no caller could handle", found.object, exc_info=found.exc_value
+        "%s: %r", raised.err_msg or "an error that no caller could handle", raised.object, exc_info=raised.exc_value
     )
 
 

@@ -262,11 +262,11 @@ class ModelCollector(Collector):
 
     def _summary(self, name: str, stage: str, model: CollectedModel, labels: Labels) -> Iterator[Sample]:
         assert self._summaries is not None
-        wanted = self._settings.quantiles
-        count, total, values = self._summaries.of(model).read(stage, wanted)
+        quantiles = self._settings.quantiles
+        count, total, values = self._summaries.of(model).read(stage, quantiles)
         yield Sample(f"{name}_count", labels, count)
         yield Sample(f"{name}_sum", labels, total)
-        for quantile, value in zip(wanted, values, strict=True):
+        for quantile, value in zip(quantiles, values, strict=True):
             yield Sample(name, {**labels, "quantile": number(quantile)}, value)
 
 

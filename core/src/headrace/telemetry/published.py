@@ -86,10 +86,10 @@ def read_metrics(part: Publisher) -> list[tuple[PublishedMetric, Measured]]:
     metrics = part.metrics
     if not metrics:
         return []
-    said, declared = part.measure(), [metric.name for metric in metrics]
-    if sorted(said) != sorted(declared):
-        raise ValueError(f"it measures {sorted(said)}, but has declared {sorted(declared)}")
-    return [(metric, metric.checked(said[metric.name])) for metric in metrics]
+    measured, declared = part.measure(), [metric.name for metric in metrics]
+    if sorted(measured) != sorted(declared):
+        raise ValueError(f"it measures {sorted(measured)}, but has declared {sorted(declared)}")
+    return [(metric, metric.checked(measured[metric.name])) for metric in metrics]
 
 
 class PublishedMetrics(Collector):

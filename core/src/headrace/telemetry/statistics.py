@@ -92,9 +92,9 @@ class ModelStatistics:
     def keep(self, ended: Sequence[ExecutionCounter]) -> None:
         """Replace the counters in ``ended`` by their sum: no thread writes to them any more. Any thread."""
         with self._changing:
-            kept = ExecutionCounter(_sum([self._kept, *ended]))
+            totals = ExecutionCounter(_sum([self._kept, *ended]))
             others = [counter for counter in self.instances if counter is not self._kept and counter not in ended]
-            self.instances, self._kept = [*others, kept], kept
+            self.instances, self._kept = [*others, totals], totals
 
     def record_hit(self, arrival_ns: int, asked_ns: int, now_ns: int) -> None:
         """Count a request that the cache has answered: when it arrived, and when the lookup began. Event loop only."""

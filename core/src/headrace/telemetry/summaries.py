@@ -53,17 +53,17 @@ class Summary:
         self.total_us += us * times
         self._slot(now_ns)[ceil(log(us) / _LOG_GROWTH) if us > 0 else -1] += times
 
-    def quantiles(self, wanted: Sequence[float], now_ns: int) -> list[float]:
-        """Return one value in microseconds for each of ``wanted``; NaN if nothing was counted in the last minute."""
+    def quantiles(self, requested: Sequence[float], now_ns: int) -> list[float]:
+        """Return one value in microseconds for each of ``requested``; NaN if nothing was counted in the last minute."""
         merged: Counter[int] = Counter()
         for slot, started in zip(self._slots, self._started, strict=True):
             if now_ns // _SLOT_NS - started < SLOTS:
                 merged.update(slot)
         buckets = sorted(merged.items())
-        return [_value(buckets, quantile, merged.total()) for quantile in wanted]
+        return [_value(buckets, quantile, merged.total()) for quantile in requested]
 
     def _slot(self, now_ns: int) -> Counter[int]:
-        """Return the buckets of the current 10 s. They replace those of a minute ago."""
+        """Return the buckets of the current 10 s. They replace the buckets of a minute ago."""
         started = now_ns // _SLOT_NS
         place = started % SLOTS
         if self._started[place] != started:
@@ -127,7 +127,7 @@ class ObservedModel(Protocol):
 
 
 class Summaries:
-    """The summaries of all models, as a plugin of the server. Those of a model are dropped with the model."""
+    """The summaries of all models, as a plugin of the server. A model's summaries are removed with it."""
 
     def __init__(self) -> None:
         self._models: WeakKeyDictionary[object, LatencySummaries] = WeakKeyDictionary()

@@ -56,8 +56,8 @@ from headrace_cli.inspection.model_dependencies import ModelDependencies
 class Findings:
     """The result of the check of a config. ``notes`` are settings without effect: the model can be served.
 
-    ``completed`` are the fields that the config leaves out, and ``config`` is the config with those that Headrace
-    completes itself. ``failed`` has the versions that the backend refused for another reason than the config.
+    ``completed`` are the fields that the config omits, and ``config`` is the config with the fields that Headrace
+    completes. ``failed`` has the versions that the backend refused for another reason than the config.
     """
 
     config: ModelConfig
@@ -157,11 +157,11 @@ class InspectedModel:
         Without ``has_engines``, neither engine nor repository agent is started: only the fields that are written are
         checked. Otherwise backends complete the config, for each version.
         """
-        given = self.read()
-        opened = OpenedModel(self._entry, self._local, self._fingerprint.files, given)
+        config = self.read()
+        opened = OpenedModel(self._entry, self._local, self._fingerprint.files, config)
         check = _Inspection(opened, self._options, self._plugins, self._dependencies)
         with ExitStack() as stack:
-            if given.model_repository_agents.agents and has_engines:
+            if config.model_repository_agents.agents and has_engines:
                 try:
                     check.opened = stack.enter_context(self._left_by_agents())
                 except HeadraceError as error:
@@ -203,13 +203,13 @@ class _Inspection:
 
     def run(self, *, has_engines: bool) -> None:
         opened = self.opened
-        given, name, path = opened.config, opened.entry.name, opened.directory.path
-        config = self.found.config = _copy(given)
+        original, name, path = opened.config, opened.entry.name, opened.directory.path
+        config = self.found.config = _copy(original)
         self.add(check_agents(name, config, self._plugins.agents))
         has_instances = needs_backend(config, self._plugins.schedulers)
         try:
             derive(config, name, opened.files, needs_backend=has_instances)
-            self.found.completed += completed_fields(given, config, "Headrace")
+            self.found.completed += completed_fields(original, config, "Headrace")
             self.add(examine(config, name, path, self._options, self._plugins.schedulers))
             versions = versions_to_serve(name, opened.files, config.version_policy)
             if self.found.is_clean:
@@ -287,8 +287,8 @@ class _Inspection:
     def add(self, problems: Iterable[Problem]) -> None:
         self._add_to(self.found.problems, problems)
 
-    def _add_to(self, found: list[Problem], problems: Iterable[Problem]) -> None:
-        found += [problem for problem in dict.fromkeys(problems) if problem not in found]
+    def _add_to(self, all_problems: list[Problem], problems: Iterable[Problem]) -> None:
+        all_problems += [problem for problem in dict.fromkeys(problems) if problem not in all_problems]
 
 
 def _reason(error: HeadraceError) -> Problem:

@@ -43,8 +43,8 @@ class ModelDependencies:
             raise InvalidArgument(
                 f"{kind_of(config)} {config.name} contains models that are not available or ambiguous: {names}"
             )
-        found = {each: self._find(each, path) for each in sorted(needed)}
-        complete_with(config, scheduler, {each: other for each, other in found.items() if other is not None})
+        models = {each: self._find(each, path) for each in sorted(needed)}
+        complete_with(config, scheduler, {each: other for each, other in models.items() if other is not None})
 
     def _find(self, needed: Dependency, path: tuple[str, ...]) -> OtherModel | None:
         if needed.model in path:

@@ -11,7 +11,7 @@ from headrace.messages.operation import AnyOperation
 from headrace.models.interceptors import Interceptor
 from headrace_cli.security.security_options import SecurityOptions
 
-#: What `headrace.Interceptor.who_may` returns for an operation that nobody may do.
+#: The result of `headrace.Interceptor.who_may` for an operation that no caller may do.
 NOBODY = "nobody"
 
 

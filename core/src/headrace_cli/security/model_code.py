@@ -16,7 +16,7 @@ from headrace.server import Server
 from headrace.storage.repositories import Entry, Repositories
 
 _OPERATIONS = "model_operations"
-#: Of a model's files, the config and its alternatives (``--model-config-name``).
+#: Matches a model's config file and its alternatives (``--model-config-name``).
 _CONFIGS = ("config.pbtxt", "configs")
 
 

@@ -22,7 +22,8 @@ PROFILES: dict[str, tuple[str, ...]] = {
 
 
 def with_profile(words: Sequence[str]) -> list[str]:
-    """Return ``words`` behind those of the profile that they name. An unknown name is left to the options."""
+    """Return the words of the profile that ``words`` name, followed by ``words``. An unknown name is reported by the
+    options."""
     return [*PROFILES.get(_profile(words), ()), *words]
 
 

@@ -21,10 +21,10 @@ def enforce(server: Server, words: Sequence[str]) -> None:
     Logs a warning for each thing that a flag opens. Raises `ConfigError` for an operation that is open without a flag.
     """
     profile = server.options.group(SecurityOptions).profile
-    given = _given(words[len(PROFILES[profile]) :])
+    set_flags = _given(words[len(PROFILES[profile]) :])
     is_refused = False
     for each in SecurityReview(server).exposures():
-        opening = [flag for flag in each.flags if flag in given]
+        opening = [flag for flag in each.flags if flag in set_flags]
         if each.is_open and opening:
             log.warning("%s=%s: %s opens: %s", FLAG, profile, ", ".join(opening), each)
         elif each.is_open and each.flags:
@@ -38,5 +38,5 @@ def enforce(server: Server, words: Sequence[str]) -> None:
 
 def _given(words: Sequence[str]) -> set[str]:
     """Return the flags in ``words`` by their whole names."""
-    given, rest = command_line.split(words)
-    return {f"--{one.flag.name}" for one in given} | {word.partition("=")[0] for word in rest if word.startswith("--")}
+    flags, rest = command_line.split(words)
+    return {f"--{one.flag.name}" for one in flags} | {word.partition("=")[0] for word in rest if word.startswith("--")}

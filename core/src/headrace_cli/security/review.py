@@ -41,9 +41,8 @@ _REGIONS = (Operation.SHARED_MEMORY_REGISTER, Operation.SHARED_MEMORY_UNREGISTER
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """One line of a review: ``who`` may have ``what``. ``is_open`` if the profile ``public`` closes that.
-
-    ``flags`` are those that decide it, without their values. ``remedy`` has the setting that closes it.
+    """One line of a review: ``who`` may use ``what``. ``is_open``: the profile ``public`` closes it. ``flags``: the
+    flags that decide it, without values. ``remedy`` has the setting that closes it.
     """
 
     where: str
@@ -106,10 +105,10 @@ class SecurityReview:
 
         Reads the configs of all models, and blocks meanwhile.
         """
-        found = [line for port in self.ports for line in (self.tls_of(port), *self.operations_of(port))]
+        exposed = [line for port in self.ports for line in (self.tls_of(port), *self.operations_of(port))]
         remedy = "leave its plugin out (--plugins), unless you know its operations and callers"
-        found += [Exposure(name, "a protocol of its own", "not reviewed", True, (), remedy) for name in self.unknown]
-        return [*found, *self._limits(), *self._files(), *self._models()]
+        exposed += [Exposure(name, "a protocol of its own", "not reviewed", True, (), remedy) for name in self.unknown]
+        return [*exposed, *self._limits(), *self._files(), *self._models()]
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """Return `exposures` as JSON values."""
@@ -169,12 +168,12 @@ class SecurityReview:
             who, is_control = self.who_may(operation, port), _is_control(operation)
             is_exposed = not port.is_local and is_open(operation, who)
             groups.setdefault((who, is_exposed, is_control), []).append(operation)
-        found = []
+        exposures = []
         for (who, is_exposed, is_control), operations in groups.items():
             what = ", ".join(map(str, operations))
             flags, remedy = _closing_control(operations) if is_control else _closing(port)
-            found.append(Exposure(port.where, what, who, is_exposed, flags, remedy))
-        return found
+            exposures.append(Exposure(port.where, what, who, is_exposed, flags, remedy))
+        return exposures
 
     def who_may(self, operation: AnyOperation, port: ReviewedPort) -> str:
         """Return who may do ``operation`` at ``port``: `ANYBODY`, `NOBODY`, or a description."""
@@ -197,9 +196,9 @@ class SecurityReview:
                 silent.append(f"'{interceptor.name}'")
             elif who:
                 conditions.append(who)
-        found = " and ".join(conditions) or ANYBODY
+        callers = " and ".join(conditions) or ANYBODY
         # An operation does not count as closed because of an interceptor that does not describe its callers.
-        return f"{found} whom {' and '.join(silent)} lets pass" if silent else found
+        return f"{callers} whom {' and '.join(silent)} lets pass" if silent else callers
 
     # ------------------------------------------------------------------ limits and files
 
@@ -242,15 +241,15 @@ class SecurityReview:
     # ------------------------------------------------------------------ models
 
     def _models(self) -> Iterator[Exposure]:
-        for found in model_code(self._server):
-            if isinstance(found, UnreadModel):
-                yield Exposure("models", found.name or "all", f"not reviewed: {found.reason}", False)
-            elif not found.in_server:
-                yield Exposure("models", f"{found.name}, {found.code}", f"{_RUNS} a process of its own", False)
+        for model in model_code(self._server):
+            if isinstance(model, UnreadModel):
+                yield Exposure("models", model.name or "all", f"not reviewed: {model.reason}", False)
+            elif not model.in_server:
+                yield Exposure("models", f"{model.name}, {model.code}", f"{_RUNS} a process of its own", False)
             else:
-                flags = ("--backend-config", "--dev") if found.is_flag else ()
-                remedy = "--backend-config=<backend>,isolation=process" if found.is_flag else _IN_PROCESS
-                what = f"{found.name}, {found.code}"
+                flags = ("--backend-config", "--dev") if model.is_flag else ()
+                remedy = "--backend-config=<backend>,isolation=process" if model.is_flag else _IN_PROCESS
+                what = f"{model.name}, {model.code}"
                 yield Exposure("models", what, f"{_RUNS} the server's process", True, flags, remedy)
 
 

@@ -57,14 +57,14 @@ def write_families(metrics: Iterable[Metric]) -> list[Any]:
     ]
 
 
-def read_families(found: Sequence[Any]) -> list[Family]:
+def read_families(rows: Sequence[Any]) -> list[Family]:
     """Return the families that `write_families` wrote."""
     return [
         (
             FamilyHead(name, help_text, kind),
             [(sample, tuple(labels.items()), value) for sample, labels, value in samples],
         )
-        for name, help_text, kind, samples in found
+        for name, help_text, kind, samples in rows
     ]
 
 
@@ -100,11 +100,11 @@ class MetricSums:
 
     def collect(self) -> list[Metric]:
         """Return the families of all sources, added up."""
-        found: dict[str, Metric] = {}
+        by_name: dict[str, Metric] = {}
         values: dict[str, dict[tuple[str, Labels], float]] = {}
         for source, families in sorted(self._read.items()):
             for head, samples in families:
-                found.setdefault(head.name, Metric(*head))
+                by_name.setdefault(head.name, Metric(*head))
                 sums = values.setdefault(head.name, {})
                 for name, labels, value in samples:
                     if head.kind != "gauge":
@@ -120,13 +120,13 @@ class MetricSums:
                     else:
                         sums[name, (*labels, ("headrace_worker", str(source)))] = value
         for name, sums in values.items():
-            found[name].samples = [Sample(sample, dict(labels), value) for (sample, labels), value in sums.items()]
-        return list(found.values())
+            by_name[name].samples = [Sample(sample, dict(labels), value) for (sample, labels), value in sums.items()]
+        return list(by_name.values())
 
     def _keep(self, group: Group, known: Mapping[tuple[str, Labels], float]) -> None:
-        kept = self._before.setdefault(group, {})
+        totals = self._before.setdefault(group, {})
         for key, value in known.items():
-            kept[key] = kept.get(key, 0) + value
+            totals[key] = totals.get(key, 0) + value
 
     def _forget(self) -> None:
         """Remove the sums of series that no source has any more: their model is unloaded everywhere."""

@@ -1,8 +1,8 @@
 """Applies loads and unloads by name, and changes of extensions, to all servers that share the ports.
 
-A request reaches one server (`headrace.models.control.Control.relay`, `headrace.engine.Engine.relay`). That server asks
-the supervisor, and the supervisor asks all servers and answers when all have answered. Changes are applied one after
-the other. A server that starts later applies them before it serves.
+A request reaches one server (`headrace.models.control.Control.relay`, `headrace.engine.Engine.relay`). That server
+calls the supervisor, and the supervisor calls all servers and answers when all have answered. Changes are applied one
+after the other. A server that starts later applies them before it serves.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 #: A change as JSON: its kind, the name of a model or an extension, and the rest. Made by the functions ``write_...``.
 Change = list[Any]
-#: What has happened, by the kind of a change.
+#: The event, by the kind of the change.
 _DONE = {"load": "loaded", "unload": "unloaded", "extension": "changed"}
 
 
 def write_load(name: str, parameters: Mapping[str, str | bytes]) -> Change:
     """Return a load as a `Change`. Files are base64, in a list of one."""
-    told = {key: each if isinstance(each, str) else [b64encode(each).decode()] for key, each in parameters.items()}
-    return ["load", name, told]
+    encoded = {key: each if isinstance(each, str) else [b64encode(each).decode()] for key, each in parameters.items()}
+    return ["load", name, encoded]
 
 
 def write_unload(name: str, unload_dependents: bool) -> Change:
@@ -96,10 +96,10 @@ class ModelChanges:
         `InternalError` with their numbers: the servers differ until the change is repeated or undone.
         """
         async with self._turn:
-            asked = [each for each in self._joined if not each.is_dead]
-            outcomes = await asyncio.gather(*(each.ask("change", change) for each in asked), return_exceptions=True)
+            alive = [each for each in self._joined if not each.is_dead]
+            outcomes = await asyncio.gather(*(each.ask("change", change) for each in alive), return_exceptions=True)
             made, failed, has_changed = 0, [], False
-            for server, outcome in zip(asked, outcomes, strict=True):
+            for server, outcome in zip(alive, outcomes, strict=True):
                 if isinstance(outcome, HeadraceError):
                     if not server.is_dead:
                         failed.append((server, outcome))
@@ -124,7 +124,7 @@ class ModelChanges:
 
 
 class SharedControl:
-    """The changes, in one server: sends its own to all servers, and applies those of others.
+    """The changes, in one server: sends its own to all servers, and applies the changes of others.
 
     ``ask`` calls the supervisor.
     """

@@ -44,7 +44,7 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
 
 
 def warning(options: ServerOptions) -> str:
-    """Return a log line on what is separate in each worker."""
+    """Return a log line that lists the parts that each worker has for itself."""
     own = ["models", "dynamic batches", "limits of queues and connections", "statistics"]
     if "local" in options.cache_config:
         own.append("response cache")

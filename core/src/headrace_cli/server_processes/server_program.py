@@ -30,12 +30,12 @@ def serve(*, channel: int, crash_file: int) -> NoReturn:
 async def _serve(channel: socket.socket) -> int:
     line = RunningServer()
     await line.connect(channel)
-    told = await line.settings
-    words = told["words"]
+    settings = await line.settings
+    words = settings["words"]
     plugins = find_plugins(words)
-    given, _ = command_line.read_options(words, os.environ, list(plugins.options))
+    own_options, _ = command_line.read_options(words, os.environ, list(plugins.options))
     # The supervisor has reserved the ports for all servers, and it serves the metrics page.
-    options = replace(given, **told["ports"], reuse_http_port=True, reuse_grpc_port=True, allow_metrics=False)
+    options = replace(own_options, **settings["ports"], reuse_http_port=True, reuse_grpc_port=True, allow_metrics=False)
     with contextlib.closing(Log(LogSettings.from_options(options))) as logs:
         server = Server(options, found_plugins=plugins)
         server.engine.log = logs
@@ -48,7 +48,7 @@ async def _serve(channel: socket.socket) -> int:
             line.calls.methods = {"measure": measure, "change": shared.make}
             await shared.join()
 
-        return await serve_until(line.draining, server, join, line.tell_started, tells_tables=told["tells_tables"])
+        return await serve_until(line.draining, server, join, line.tell_started, tells_tables=settings["tells_tables"])
 
 
 class RunningServer(ParentChannel):

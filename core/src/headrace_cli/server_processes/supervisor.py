@@ -138,11 +138,11 @@ class SummedMetrics(MetricsFrontend):
             return
         try:
             with fail_after(MEASURE_S):
-                found = await server.ask("measure")
+                families = await server.ask("measure")
         except TimeoutError:
             log.warning("%s does not answer with its metrics; its last ones count", server.name)
         except HeadraceError as error:
             log.warning("%s does not answer with its metrics: %s", server.name, error.message)
         else:
             self._measured[server.number] = server
-            self._sums.read(server.number, read_families(found))
+            self._sums.read(server.number, read_families(families))

@@ -30,7 +30,7 @@ def early(
     unknown = list(check_enums(config))
     if unknown:
         return unknown
-    found = [
+    problems = [
         *model.check(config, needs_backend),
         *model.check_batching(config),
         *scheduled,
@@ -39,10 +39,10 @@ def early(
         *model.check_metrics(config),
     ]
     if complete:
-        return [*found, *io.check(config), *io.check_ragged(config)]
+        return [*problems, *io.check(config), *io.check_ragged(config)]
     if config.max_batch_size == 0:  # the backend may still set the batch size
-        return [problem for problem in found if "preferred_batch_size" not in problem.field]
-    return found
+        return [problem for problem in problems if "preferred_batch_size" not in problem.field]
+    return problems
 
 
 def problems(

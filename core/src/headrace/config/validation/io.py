@@ -119,16 +119,16 @@ def check_ragged(config: ModelConfig) -> Iterator[Problem]:
     outputs = {tensor.name for tensor in config.output}
     suffix = f" for {config.name}"
     made_inputs: set[str] = set()
-    for index, given in enumerate(config.batch_input):
+    for index, batch_input in enumerate(config.batch_input):
         field = f"batch_input[{index}]"
-        for place, target in enumerate(given.target_name):
+        for place, target in enumerate(batch_input.target_name):
             if target in inputs or target in made_inputs:
                 what = "is an input of the model already" if target in inputs else "can only be specified once"
                 yield Problem(f"{field}.target_name[{place}]", f"target input name '{target}' {what}{suffix}")
             made_inputs.add(target)
-        title = f"batch input kind '{BatchInput.Kind.Name(given.kind)}'"
-        yield from _check_source(given.source_input, inputs, field, title, suffix)
-        if given.data_type not in (TYPE_INT32, TYPE_FP32):
+        title = f"batch input kind '{BatchInput.Kind.Name(batch_input.kind)}'"
+        yield from _check_source(batch_input.source_input, inputs, field, title, suffix)
+        if batch_input.data_type not in (TYPE_INT32, TYPE_FP32):
             yield Problem(f"{field}.data_type", f"batch input data type must be TYPE_INT32 or TYPE_FP32{suffix}")
     for index, made in enumerate(config.batch_output):
         field = f"batch_output[{index}]"

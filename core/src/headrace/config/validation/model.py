@@ -93,7 +93,7 @@ def _policies(batching: ModelDynamicBatching) -> Iterator[tuple[str, ModelQueueP
 
 
 def check_ensemble(config: ModelConfig) -> Iterator[Problem]:
-    """Check that an ensemble says which models it consists of."""
+    """Check that an ensemble lists its models."""
     if config.platform == "ensemble" and not config.HasField("ensemble_scheduling"):
         yield Problem(
             "ensemble_scheduling",
