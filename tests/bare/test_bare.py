@@ -198,6 +198,6 @@ def test_a_model_with_bf16_is_told_of_once(bare: Bare) -> None:
 def test_a_flag_that_needs_more_says_in_one_line_how_to_install_it(repository: Path, flag: str, wanted: str) -> None:
     done = subprocess.run(words(repository, flag), capture_output=True, text=True, timeout=ANSWER_S, check=False)
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if f"pip install {wanted}" in line]
-    assert len(told) == 1, done.stderr
+    hints = [line for line in done.stderr.splitlines() if f"pip install {wanted}" in line]
+    assert len(hints) == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -162,7 +162,7 @@ def test_stopping_waits_for_open_calls(server: Server, holding: Holding) -> None
     asyncio.run(scenario())
 
 
-def test_what_is_open_when_the_time_to_stop_is_over_is_ended(
+def test_calls_open_at_the_end_of_the_exit_timeout_are_ended(
     write_model: Any, make_server: Callable[..., Server], holding: Holding
 ) -> None:
     write_model("alone", ALONE)

@@ -20,7 +20,7 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "hint"),
     [
         (
             "fil",
@@ -40,11 +40,11 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
         ("tensorrt_plan", " no plugin provides backend 'tensorrt_plan'; did you mean 'tensorrt'? installed: identity"),
     ],
 )
-def test_a_backend_that_is_missing_is_told_as_triton_does_and_how_to_get_it(name: str, told: str) -> None:
+def test_a_backend_that_is_missing_is_told_as_triton_does_and_how_to_get_it(name: str, hint: str) -> None:
     with pytest.raises(LoadError) as refusal:
         Plugins.discover(()).backends.get(name)
-    assert refusal.value.message.startswith(TRITON.format(name) + told)
-    assert ("did you mean" in refusal.value.message) == ("did you mean" in told)
+    assert refusal.value.message.startswith(TRITON.format(name) + hint)
+    assert ("did you mean" in refusal.value.message) == ("did you mean" in hint)
     assert refusal.value.code is Code.INVALID_ARGUMENT
 
 
@@ -63,7 +63,7 @@ def registered() -> dict[tuple[str, str], str]:
     return found
 
 
-def test_what_a_distribution_brings_is_found_by_its_name() -> None:
+def test_parts_of_a_distribution_are_found_by_name() -> None:
     folders = registered()
     assert len(folders) > 20
     assert {part: distribution_of(*part) for part in folders} == {

@@ -40,13 +40,13 @@ def test_a_request_that_fails_is_free_at_once() -> None:
 
     async def ask() -> weakref.ref[Held]:
         request = Held("m", {"x": np.zeros(4, np.float32)})
-        held = weakref.ref(request)
+        request_ref = weakref.ref(request)
         responses = engine.responses(request)
         del request
         with pytest.raises(BackendError) as caught:
             await anext(responses)
         del caught, responses
-        return held
+        return request_ref
 
     assert asyncio.run(ask())() is None
 
@@ -74,8 +74,8 @@ def test_errors_between_responses_are_yielded_if_asked_for() -> None:
     assert asyncio.run(collect(1)) == [response, broken]
 
 
-@pytest.mark.parametrize("given", [np.array(["a", b"\xff", "é"], np.object_), np.array([b"a", b"b", b"c"])])
-def test_responses_take_arrays_of_strings(tmp_path: Path, given: npt.NDArray[Any]) -> None:
+@pytest.mark.parametrize("strings", [np.array(["a", b"\xff", "é"], np.object_), np.array([b"a", b"b", b"c"])])
+def test_responses_take_arrays_of_strings(tmp_path: Path, strings: npt.NDArray[Any]) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/config.pbtxt").write_text(
         'backend: "identity" input { name: "x" data_type: TYPE_STRING dims: -1 } '
@@ -90,8 +90,8 @@ def test_responses_take_arrays_of_strings(tmp_path: Path, given: npt.NDArray[Any
 
     async def main() -> None:
         async with Server(tmp_path, allow_http=False, allow_grpc=False, allow_metrics=False) as server:
-            encoded = BytesTensor.from_objects(given)
-            assert await ask(server, given) == await ask(server, encoded) == encoded.to_objects().tolist()
+            encoded = BytesTensor.from_objects(strings)
+            assert await ask(server, strings) == await ask(server, encoded) == encoded.to_objects().tolist()
 
     asyncio.run(main())
 

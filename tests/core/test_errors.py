@@ -12,7 +12,7 @@ from headrace_http.message import error_reply
 
 
 @pytest.mark.parametrize(
-    ("given", "header"),
+    ("retry_after_s", "header"),
     [
         (math.inf, None),
         (-math.inf, None),
@@ -23,13 +23,13 @@ from headrace_http.message import error_reply
         (1e300, b"2147483647"),
     ],
 )
-def test_any_time_to_wait_has_an_answer(given: Any, header: bytes | None) -> None:
-    reply = error_reply(ResourceExhausted("r", retry_after_s=given))
+def test_any_time_to_wait_has_an_answer(retry_after_s: Any, header: bytes | None) -> None:
+    reply = error_reply(ResourceExhausted("r", retry_after_s=retry_after_s))
     assert reply.status == 429
     assert dict(reply.headers).get(b"Retry-After") == header
 
 
-def test_what_is_no_attribute_of_an_error_is_refused_where_it_is_made() -> None:
+def test_unknown_attribute_of_an_error_is_refused_at_its_creation() -> None:
     with pytest.raises(TypeError, match="must be real number"):
         ResourceExhausted("r", retry_after_s="soon")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the code of an error is 404, which is no Code"):

@@ -48,24 +48,24 @@ class Worried(Instance):
         x = np.asarray(inputs["x"])
         with self.alone:
             self.note(f"execute {len(x)}")
-            for told in x[:, 0]:
-                self.obey(float(told))
+            for value in x[:, 0]:
+                self.obey(float(value))
         return {"y": x * 2}
 
-    def obey(self, told: float) -> None:
-        if told == -1:
+    def obey(self, value: float) -> None:
+        if value == -1:
             raise ValueError("minus one")
-        if told == -2:
+        if value == -2:
             raise SystemExit("minus two")
-        if told == -3:
+        if value == -3:
             Worries.entered.set()
             while not Worries.go_on.is_set():  # on the loop, where tests of ours may not wait
                 continue
-        if told == -4:
+        if value == -4:
             assert self.services is not None
             answer = self.services.ask(InferRequest("other", X))
             raise answer if isinstance(answer, HeadraceError) else BackendError("answered")
-        if told == -5:
+        if value == -5:
             assert self.services is not None
             self.services.unload_model("other", False)
 
@@ -152,8 +152,8 @@ def play(tmp_path: Path, write: Callable[[str, str], None]) -> Callable[..., Non
     return play
 
 
-async def ask(server: Server, told: float = 1, name: str = "m") -> float:
-    found = await server.infer_async(name, {"x": np.full((1, 1), told, np.float32)})
+async def ask(server: Server, value: float = 1, name: str = "m") -> float:
+    found = await server.infer_async(name, {"x": np.full((1, 1), value, np.float32)})
     return float(np.asarray(found.outputs["y"])[0, 0])
 
 
@@ -163,7 +163,7 @@ def executions() -> list[str]:
 
 def test_the_loop_executes_and_the_instances_thread_does_the_rest(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
-        assert [await ask(server, told) for told in (1, 2, 3)] == [2, 4, 6]
+        assert [await ask(server, value) for value in (1, 2, 3)] == [2, 4, 6]
         assert server.explain("m")["runs_on"] == {"m_0": "event_loop"}
         assert server.explain("other")["runs_on"] == {"other_0": "thread"}
         assert [server.served(name)[0].snapshot().on_loop for name in ("m", "other")] == [1, 0]
@@ -183,9 +183,9 @@ def test_the_second_rung_runs_on_the_loop_too(play: Callable[..., None]) -> None
     assert Worries.seen == [("execute 1", threading.current_thread().name)]
 
 
-def test_what_comes_in_one_turn_of_the_loop_is_one_batch(play: Callable[..., None]) -> None:
+def test_requests_of_one_turn_of_the_loop_are_one_batch(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
-        assert await asyncio.gather(*(ask(server, told) for told in range(6))) == [0, 2, 4, 6, 8, 10]
+        assert await asyncio.gather(*(ask(server, value) for value in range(6))) == [0, 2, 4, 6, 8, 10]
         assert executions() == ["execute 6"]
         snapshot = server.served("m")[0].snapshot()
         assert (snapshot.success.count, snapshot.executions.execution_count) == (6, 1)
@@ -195,14 +195,14 @@ def test_what_comes_in_one_turn_of_the_loop_is_one_batch(play: Callable[..., Non
 
 def test_a_batch_waits_for_its_delay_or_its_rows(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
-        asked = [asyncio.ensure_future(ask(server, told)) for told in range(3)]
+        inferences = [asyncio.ensure_future(ask(server, value)) for value in range(3)]
         while server.served("m")[0].model_queue.pending < 3:
             await asyncio.sleep(0)
         for _ in range(5):
             await asyncio.sleep(0)
         assert executions() == []
-        asked.append(asyncio.ensure_future(ask(server, 3)))
-        assert await asyncio.gather(*asked) == [0, 2, 4, 6]
+        inferences.append(asyncio.ensure_future(ask(server, 3)))
+        assert await asyncio.gather(*inferences) == [0, 2, 4, 6]
         assert executions() == ["execute 4"]
 
     play(scenario, "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 60000000 }")
@@ -210,19 +210,19 @@ def test_a_batch_waits_for_its_delay_or_its_rows(play: Callable[..., None]) -> N
 
 def test_without_batching_requests_run_one_after_the_other_on_several_instances(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
-        told = [float(number) for number in range(200)]
-        assert await asyncio.gather(*(ask(server, each) for each in told)) == [2 * each for each in told]
+        values = [float(number) for number in range(200)]
+        assert await asyncio.gather(*(ask(server, each) for each in values)) == [2 * each for each in values]
         assert executions() == ["execute 1"] * 200
 
     play(scenario, "instance_group { count: 3 kind: KIND_CPU }")
 
 
-@pytest.mark.parametrize(("told", "text"), [(-1, "ValueError: minus one"), (-2, "SystemExit: minus two")])
+@pytest.mark.parametrize(("value", "text"), [(-1, "ValueError: minus one"), (-2, "SystemExit: minus two")])
 def test_a_raise_is_the_error_of_its_request_and_of_no_other(
-    play: Callable[..., None], told: float, text: str, caplog: pytest.LogCaptureFixture
+    play: Callable[..., None], value: float, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(server: Server) -> None:
-        first, second = await asyncio.gather(ask(server, told), ask(server, 1), return_exceptions=True)
+        first, second = await asyncio.gather(ask(server, value), ask(server, 1), return_exceptions=True)
         assert isinstance(first, BackendError)
         assert text in first.message
         assert second == 2
@@ -251,11 +251,11 @@ def test_a_block_delays_what_comes_meanwhile_and_loses_nothing(play: Callable[..
     play(scenario)
 
 
-@pytest.mark.parametrize("told", [-4, -5])
-def test_who_would_wait_for_another_model_is_refused(play: Callable[..., None], told: float) -> None:
+@pytest.mark.parametrize("value", [-4, -5])
+def test_call_on_the_loop_that_would_wait_for_another_model_is_refused(play: Callable[..., None], value: float) -> None:
     async def scenario(server: Server) -> None:
         with pytest.raises(HeadraceError, match="would block the event loop"):
-            await ask(server, told)
+            await ask(server, value)
         assert await ask(server, 1, "other") == 1
 
     play(scenario)
@@ -295,9 +295,9 @@ def test_instances_come_and_go_in_place(play: Callable[..., None], write: Callab
     async def scenario(server: Server) -> None:
         for count in (3, 1, 2):
             write("m", config("m", f"instance_group {{ count: {count} kind: KIND_CPU }}"))
-            asked = [asyncio.ensure_future(ask(server, told)) for told in range(20)]
+            inferences = [asyncio.ensure_future(ask(server, value)) for value in range(20)]
             await server.load("m")
-            assert await asyncio.gather(*asked) == [2 * told for told in range(20)]
+            assert await asyncio.gather(*inferences) == [2 * value for value in range(20)]
             assert await ask(server, 4) == 8
             assert set(server.explain("m")["runs_on"].values()) == {"event_loop"}
             assert len(server.explain("m")["runs_on"]) == count
@@ -322,9 +322,9 @@ def test_a_stop_answers_what_waits_for_a_batch(play: Callable[..., None]) -> Non
     assert executions() == []
 
 
-def test_those_that_share_a_resource_run_in_turn(play: Callable[..., None]) -> None:
+def test_instances_that_share_a_resource_run_one_after_another(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
-        assert await asyncio.gather(*(ask(server, told) for told in range(30))) == [2 * told for told in range(30)]
+        assert await asyncio.gather(*(ask(server, value) for value in range(30))) == [2 * value for value in range(30)]
         assert server.explain("m")["runs_on"] == {"m_0_0": "event_loop", "m_0_1": "event_loop"}
 
     limited = 'rate_limiter { resources { name: "R" count: 1 } }'
@@ -339,7 +339,7 @@ def test_those_that_share_a_resource_run_in_turn(play: Callable[..., None]) -> N
         ("m", 'parameters { key: "isolation" value { string_value: "process" } }', "processes of their own"),
     ],
 )
-def test_who_may_not_run_on_the_loop_is_refused_at_load(
+def test_model_that_cannot_run_on_the_loop_is_refused_at_load(
     play: Callable[..., None], name: str, text: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(server: Server) -> None:
@@ -359,7 +359,7 @@ def all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("all_are_short")
-def test_what_is_short_comes_to_the_loop_and_what_takes_long_there_leaves_it(
+def test_short_executions_move_to_the_loop_and_long_ones_back_to_the_thread(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(server: Server) -> None:
@@ -385,7 +385,7 @@ def test_what_is_short_comes_to_the_loop_and_what_takes_long_there_leaves_it(
 
 
 @pytest.mark.usefixtures("all_are_short")
-def test_who_does_not_say_that_any_thread_will_do_stays_on_its_thread(play: Callable[..., None]) -> None:
+def test_instance_bound_to_its_thread_stays_there(play: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
         for _ in range(3 * loop_policy.WINDOW):
             assert await ask(server, name="bound") == 1
@@ -415,11 +415,11 @@ def test_instances_that_move_to_and_fro_at_any_batch_run_alone_and_lose_nothing(
     async def scenario(server: Server) -> None:
         async def keep_asking(number: int) -> None:
             for turn in range(40):
-                told = float(number * 100 + turn)
+                value = float(number * 100 + turn)
                 if turn % 9 == 5:
                     with pytest.raises(BackendError, match="minus one"):
                         await ask(server, -1)
-                assert await ask(server, told) == 2 * told
+                assert await ask(server, value) == 2 * value
 
         askers = [asyncio.ensure_future(keep_asking(number)) for number in range(12)]
         for count in (1, 2, 3):  # a version whose other instances or whose batching differ

@@ -72,9 +72,7 @@ idle.set()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the heaps are glibc's")
 @pytest.mark.parametrize(("share", "is_left"), [("", True), ("share_heap()", False)], ids=["apart", "shared"])
-def test_what_an_idle_thread_has_freed_can_only_be_returned_from_a_heap_that_is_shared(
-    share: str, is_left: bool
-) -> None:
+def test_memory_freed_by_an_idle_thread_is_returned_only_from_a_shared_heap(share: str, is_left: bool) -> None:
     code = SHARED.replace("{share}", share)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     kept_mib, left_mib = map(int, ran.stdout.split())

@@ -48,17 +48,17 @@ async def test_the_loop_goes_on_while_a_thread_works() -> None:
 
 
 @on_a_loop
-async def test_what_work_raises_comes_back_without_the_frames_that_hold_memory() -> None:
-    held: list[weakref.ref[Held]] = []
+async def test_error_of_work_has_no_frames_that_hold_memory() -> None:
+    document_refs: list[weakref.ref[Held]] = []
 
     def work() -> None:
-        kept = Held()
-        held.append(weakref.ref(kept))
+        document = Held()
+        document_refs.append(weakref.ref(document))
         raise InvalidArgument("no")
 
     with pytest.raises(InvalidArgument, match="no"):
         await OffLoopWork().run(work)
-    assert held[0]() is None
+    assert document_refs[0]() is None
 
 
 @on_a_loop
@@ -66,12 +66,12 @@ async def test_cancelled_work_is_not_done_and_holds_nothing_though_it_waits() ->
     work, go_on, done = OffLoopWork(), threading.Event(), []
     busy = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(off_loop.THREADS)]
     await asyncio.sleep(0)
-    kept = Held()
-    gone = weakref.ref(kept)
-    cancel = work.begin(lambda kept=kept: done.append(kept), done.append)  # type: ignore[misc]
-    del kept
+    document = Held()
+    document_ref = weakref.ref(document)
+    cancel = work.begin(lambda document=document: done.append(document), done.append)  # type: ignore[misc]
+    del document
     cancel()
-    assert gone() is None
+    assert document_ref() is None
     go_on.set()
     assert await asyncio.gather(*busy) == [True] * off_loop.THREADS
     assert await work.run(lambda: 1) == 1
@@ -101,14 +101,14 @@ async def test_the_lock_is_given_up_sooner_while_work_is_done_and_only_then() ->
 
 
 @on_a_loop
-async def test_what_was_refused_is_free_at_once() -> None:
+async def test_refused_work_is_freed_at_once() -> None:
     """The garbage collector is not needed for that."""
 
     def refuse(document: Held) -> None:
         raise InvalidArgument("no")
 
     document = Held()
-    held = weakref.ref(document)
+    document_ref = weakref.ref(document)
     job = functools.partial(refuse, document)
     del document
     gc.disable()
@@ -119,11 +119,11 @@ async def test_what_was_refused_is_free_at_once() -> None:
     finally:
         gc.enable()
     del job
-    assert held() is None
+    assert document_ref() is None
 
 
 @on_a_loop
-async def test_what_has_failed_is_free_without_the_collector_wherever_it_is_raised_again() -> None:
+async def test_failed_work_is_freed_without_the_garbage_collector() -> None:
     def fail(document: Held) -> None:
         raise ValueError("no")
 
@@ -132,19 +132,19 @@ async def test_what_has_failed_is_free_without_the_collector_wherever_it_is_rais
             assert isinstance(outcome, ValueError)
             raise outcome
         except ValueError:
-            told.set()
+            finished.set()
         finally:
             del outcome
 
-    document, told = Held(), asyncio.Event()
-    held = weakref.ref(document)
+    document, finished = Held(), asyncio.Event()
+    document_ref = weakref.ref(document)
     OffLoopWork().begin(functools.partial(fail, document), tell)
     del document
-    await told.wait()
+    await finished.wait()
     deadline = time.monotonic() + 20
-    while held() is not None and time.monotonic() < deadline:
+    while document_ref() is not None and time.monotonic() < deadline:
         await asyncio.sleep(0.001)  # the thread is about to let it go
-    assert held() is None
+    assert document_ref() is None
 
 
 @on_a_loop
@@ -163,7 +163,7 @@ async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytes
 
 
 @on_a_loop
-async def test_what_the_last_large_thing_leaves_is_given_back_once_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_of_the_last_large_work_is_returned_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_loop, "QUIET_S", 0.05)
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr(off_loop, "release_memory", trimmed.release)

@@ -253,7 +253,7 @@ def test_a_broken_plugin_is_known_by_the_parts_it_would_have_brought(install: In
             registry.get("toy")
 
 
-def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(install: Install) -> None:
+def test_missing_part_is_refused_with_the_plugins_that_could_provide_it(install: Install) -> None:
     install("acme-engines", "acme", "import no_such_engine")
     with pytest.raises(LoadError, match=r"installed: .*; broken: 'acme' of acme-engines 1\.2 \(ModuleNotFoundError"):
         Plugins.discover().backends.get("tensorfly")
@@ -382,8 +382,8 @@ def test_an_embedded_server_has_the_options_of_its_plugins(install: Install, tmp
     group = Server(tmp_path).options.group(kind)
     assert (group.colour, group.depth) == (None, 3)
     assert info(Plugins.discover(), "toy").parts == ["options --toy-..."]
-    given = kind(colour="red")
-    assert Server(tmp_path, plugin_options=[given]).options.group(kind) is given
+    options = kind(colour="red")
+    assert Server(tmp_path, plugin_options=[options]).options.group(kind) is options
     with pytest.raises(LookupError, match="no plugin has added the options OptionGroup"):
         Server(tmp_path).options.group(OptionGroup)
 

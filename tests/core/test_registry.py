@@ -54,11 +54,11 @@ def test_a_host_that_is_not_there_is_said(registry: FrontendRegistry, options: S
 
 def test_options_of_a_host_that_does_not_run_are_refused(registry: FrontendRegistry) -> None:
     """Else somebody who asks for TLS and forgets the host is served without."""
-    given = ServerOptions(plugin_options=[OtherOptions(certificate="server.crt")])
+    options = ServerOptions(plugin_options=[OtherOptions(certificate="server.crt")])
     with pytest.raises(ConfigError, match=r"the options --other-\.\.\. have no effect without --http-server=other"):
-        registry.chosen(given)
+        registry.chosen(options)
     registry.chosen(ServerOptions(plugin_options=[OtherOptions()]))
-    assert Other in registry.chosen(ServerOptions(http_server="other", plugin_options=given.plugin_options))
+    assert Other in registry.chosen(ServerOptions(http_server="other", plugin_options=options.plugin_options))
 
 
 def test_a_host_of_an_unknown_protocol_is_refused(registry: FrontendRegistry) -> None:

@@ -42,18 +42,18 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
             for _ in range(3):
                 np.testing.assert_array_equal(server.infer(model, {"x": X}).outputs["y"], X)
         assert [type(each.model_queue).__name__ for each in server.served()] == ["CachingModelQueue", "ModelQueue"]
-        told = {
+        statistics = {
             model.name: statistics_document(model.name, model.version, model.snapshot()) for model in server.served()
         }
-        assert told["cached"]["execution_count"] == told["cached"]["inference_count"] == 1
-        stats = told["cached"]["inference_stats"]
+        assert statistics["cached"]["execution_count"] == statistics["cached"]["inference_count"] == 1
+        stats = statistics["cached"]["inference_stats"]
         counts = {name: stats[name]["count"] for name in stats}
         assert counts == {
             "success": 3, "fail": 0, "queue": 3, "compute_input": 1, "compute_infer": 1, "compute_output": 1,
             "cache_hit": 2, "cache_miss": 1,
         }  # fmt: skip
         assert 0 < stats["cache_hit"]["ns"] < stats["success"]["ns"]
-        assert told["plain"]["inference_stats"]["cache_miss"] == {"count": 0, "ns": 0}
+        assert statistics["plain"]["inference_stats"]["cache_miss"] == {"count": 0, "ns": 0}
         assert counted(server, "cached") == {
             "nv_cache_num_hits_per_model": 2,
             "nv_cache_num_misses_per_model": 1,
@@ -82,7 +82,7 @@ def test_a_response_that_no_cache_could_keep_is_told_in_tritons_words(
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("settings", "line"),
     [
         ({}, "Adding default backend config setting: default-max-batch-size,4"),
         ({"": {"default-max-batch-size": "5"}}, "Found overwritten default setting: default-max-batch-size,5"),
@@ -92,12 +92,12 @@ def test_a_load_says_which_batch_size_is_the_default(
     make_server: Callable[..., Server],
     write_model: WriteModel,
     caplog: pytest.LogCaptureFixture,
-    given: dict[str, dict[str, str]],
+    settings: dict[str, dict[str, str]],
     line: str,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     write_model("plain", GATED)
-    with make_server(backend_config=given):
+    with make_server(backend_config=settings):
         assert [text for text in caplog.messages if "default-max-batch-size" in text] == [line]
 
 

@@ -293,9 +293,9 @@ def test_the_capacity_of_a_model_is_the_same_while_it_executes(
     )
     with headrace.Server(repository) as server, ThreadPoolExecutor(1) as callers:
         view = server.engine.resolve("m")
-        asked = callers.submit(server.infer, "m", {"x": np.ones(1, np.float32)})
+        inference = callers.submit(server.infer, "m", {"x": np.ones(1, np.float32)})
         found = set()
-        while not asked.done():
+        while not inference.done():
             if view.occupancy.in_flight:
                 found.add(view.capacity())
         assert found == {1}

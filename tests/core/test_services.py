@@ -39,7 +39,7 @@ def test_the_last_that_said_something_is_returned() -> None:
     assert asked(answer) is FIRST
 
 
-def test_what_was_answered_at_once_is_not_answered_again() -> None:
+def test_request_answered_at_once_is_not_answered_again() -> None:
     tickets: list[Ticket] = []
 
     def answer(ticket: Ticket) -> None:

@@ -52,14 +52,14 @@ def told_over_http(server: Headrace, post: Callable[..., Any]) -> Iterator[str]:
 
 
 def told_over_grpc(server: Headrace) -> Iterator[str]:
-    given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
-    asked = pb.ModelInferRequest(model_name="slow", inputs=[given], raw_input_contents=[bytes(4)])
+    tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
+    request = pb.ModelInferRequest(model_name="slow", inputs=[tensor], raw_input_contents=[bytes(4)])
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.ModelInfer(asked, timeout=30)
+            stub.ModelInfer(request, timeout=30)
         yield str(refused.value.details())
-        yield next(stub.ModelStreamInfer(iter([asked]), timeout=30)).error_message
+        yield next(stub.ModelStreamInfer(iter([request]), timeout=30)).error_message
         index = stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=30).models
         yield from (entry.reason for entry in index if entry.name == "broken")
 
@@ -68,13 +68,13 @@ def test_answers_and_reasons_have_no_path_of_the_machine(
     start: Start, post: Callable[..., Any], root: Path, gate: Gate
 ) -> None:
     server = start()
-    told = [*told_over_http(server, post), *told_over_grpc(server)]
-    assert len(told) == 5
-    assert not [text for text in told if str(root.parent) in text or "/models" in text]
-    executed = [text for text in told if "failed to execute" in text]
+    texts = [*told_over_http(server, post), *told_over_grpc(server)]
+    assert len(texts) == 5
+    assert not [text for text in texts if str(root.parent) in text or "/models" in text]
+    executed = [text for text in texts if "failed to execute" in text]
     assert len(executed) == 3
     assert all("cannot open '.../private key.pem' nor .../weights.bin: denied" in text for text in executed)
-    assert all(".../config.pbtxt" in text for text in told if text not in executed)
+    assert all(".../config.pbtxt" in text for text in texts if text not in executed)
     assert server.finish(15) == 0
     assert f"{gate.path}/weights.bin" in server.log
     assert f"{root}/broken/config.pbtxt" in server.log
@@ -82,9 +82,9 @@ def test_answers_and_reasons_have_no_path_of_the_machine(
 
 def test_a_verbose_server_tells_all(start: Start, post: Callable[..., Any], root: Path) -> None:
     server = start("--log-verbose=1")
-    told = [*told_over_http(server, post), *told_over_grpc(server)]
-    assert len(told) == 5
-    assert all(str(root) in text for text in told)
+    texts = [*told_over_http(server, post), *told_over_grpc(server)]
+    assert len(texts) == 5
+    assert all(str(root) in text for text in texts)
     assert server.finish(15) == 0
 
 

@@ -104,8 +104,8 @@ def make_models(models: Path) -> None:
     halves = (["aoti"], [name for name in known.split(", ") if name != "aoti"])
     with ThreadPoolExecutor(2) as pool:
         printed = list(pool.map(lambda names: run([*script, f"--models={models}", "--formats", *names]), halves))
-    said = dict(re.findall(r"^digits_(\w+) +(.*)$", "".join(printed), re.MULTILINE))
-    assert {name for name, text in said.items() if "left out" not in text} >= FORMATS.keys(), printed
+    lines = dict(re.findall(r"^digits_(\w+) +(.*)$", "".join(printed), re.MULTILINE))
+    assert {name for name, text in lines.items() if "left out" not in text} >= FORMATS.keys(), printed
 
 
 def run(command: Sequence[str]) -> str:
@@ -265,9 +265,9 @@ def test_a_request_that_is_wrong_is_told_why_and_disturbs_nobody(
                 assert model in refused.value.message()
 
     with ThreadPoolExecutor(14) as pool:
-        asked = [pool.submit(well, seed) for seed in range(4)]
-        asked += [pool.submit(badly, what, protocol) for what in WRONG for protocol in PROTOCOLS]
-        for done in asked:
+        calls = [pool.submit(well, seed) for seed in range(4)]
+        calls += [pool.submit(badly, what, protocol) for what in WRONG for protocol in PROTOCOLS]
+        for done in calls:
             done.result(60)
 
 

@@ -128,11 +128,11 @@ def test_a_client_says_how_to_start_a_server_that_is_not_there() -> None:
     ]
     ends = [json.loads(line) for line in succeed("-c", EACH, json.dumps(calls)).splitlines()]
     assert len(ends) == len(CLIENTS)
-    for client, (said, code) in zip(CLIENTS, ends, strict=True):
+    for client, (stderr, code) in zip(CLIENTS, ends, strict=True):
         # A text instead of a number is printed by the interpreter, which then ends with 1.
-        told, number = (code, 1) if isinstance(code, str) else (said, code)
+        output, number = (code, 1) if isinstance(code, str) else (stderr, code)
         assert number == 1, client
-        assert "headrace serve --model-repository=examples/" in told, client
+        assert "headrace serve --model-repository=examples/" in output, client
 
 
 def test_training_again_gives_the_committed_weights(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Headrace) -
 
 def test_the_client_of_openai_gets_the_same_embeddings(embeddings: Headrace) -> None:
     (script,) = re.findall(r"```python\n(.*?)```", (ROOT / TEXT).read_text(), re.DOTALL)
-    said = succeed("-c", script.replace("localhost:8000", f"127.0.0.1:{embeddings.http}"))
-    assert float(said) == pytest.approx(COSINES[0, 1], abs=1e-4)
+    stdout = succeed("-c", script.replace("localhost:8000", f"127.0.0.1:{embeddings.http}"))
+    assert float(stdout) == pytest.approx(COSINES[0, 1], abs=1e-4)
 
 
 STREAM = "examples/stream/README.md"
@@ -336,5 +336,5 @@ def test_a_net_that_reads_row_by_row_says_what_the_unrolled_net_says(
     (wanted,) = unrolled.run(["probabilities"], {"image": image})
     memory = np.zeros((1, 32), np.float32)
     for row in range(8):
-        said, memory = reader.run(["probabilities", "next_memory"], {"row": image[:, row], "memory": memory})
-        np.testing.assert_array_equal(said, wanted[:, row])
+        probabilities, memory = reader.run(["probabilities", "next_memory"], {"row": image[:, row], "memory": memory})
+        np.testing.assert_array_equal(probabilities, wanted[:, row])

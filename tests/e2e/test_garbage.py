@@ -313,8 +313,8 @@ def sequence(model: str) -> Call:
     def ask(caller: Caller) -> None:
         caller.number += 1
         for start, end in ((True, False), (False, True)):
-            told = {"sequence_id": caller.number, "sequence_start": start, "sequence_end": end}
-            caller.json(model, document={"inputs": [tensor()], "parameters": told})
+            parameters = {"sequence_id": caller.number, "sequence_start": start, "sequence_end": end}
+            caller.json(model, document={"inputs": [tensor()], "parameters": parameters})
 
     return ask
 

@@ -189,14 +189,14 @@ def served(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempP
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_answers_are_those_of_arithmetic_over_both_protocols(served: Headrace, engine: str) -> None:
-    given = np.arange(256, dtype=np.float32).reshape(64, 4)
+    values = np.arange(256, dtype=np.float32).reshape(64, 4)
     for module, port in ((tritonclient.http, served.http), (tritonclient.grpc, served.grpc)):
         with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
             tensor = module.InferInput("x", [64, 4], "FP32")
-            tensor.set_data_from_numpy(given)
+            tensor.set_data_from_numpy(values)
             for model in (engine, f"{engine}_auto"):
                 found = client.infer(model, [tensor]).as_numpy("y")
-                np.testing.assert_array_equal(found, given * 2)
+                np.testing.assert_array_equal(found, values * 2)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -260,18 +260,18 @@ def test_a_python_model_takes_and_gives_tensors_of_the_gpu_and_calls_a_model_the
 def test_the_stock_clients_cuda_regions_are_read_and_written(served: Headrace, protocol: str) -> None:
     shm = pytest.importorskip("tritonclient.utils.cuda_shared_memory")
     module: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
-    given = np.arange(16, dtype=np.float32).reshape(4, 4)
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
     with module.InferenceServerClient(f"127.0.0.1:{getattr(served, protocol)}") as client:
         handles = {name: shm.create_shared_memory_region(name, 64, 0) for name in ("in", "out")}
         try:
-            shm.set_shared_memory_region(handles["in"], [given])
+            shm.set_shared_memory_region(handles["in"], [values])
             for name, handle in handles.items():
                 client.register_cuda_shared_memory(name, shm.get_raw_handle(handle), 0, 64)
             tensor, wanted = module.InferInput("x", [4, 4], "FP32"), module.InferRequestedOutput("y")
             tensor.set_shared_memory("in", 64)
             wanted.set_shared_memory("out", 64)
             client.infer("torch", [tensor], outputs=[wanted])
-            np.testing.assert_array_equal(shm.get_contents_as_numpy(handles["out"], np.float32, [4, 4]), given * 2)
+            np.testing.assert_array_equal(shm.get_contents_as_numpy(handles["out"], np.float32, [4, 4]), values * 2)
         finally:
             client.unregister_cuda_shared_memory()
             for handle in handles.values():
@@ -377,8 +377,8 @@ def test_models_on_demand_stay_within_the_budget_of_the_gpu(
     charge = {"torch": 280, "onnx": 700}[engine]
     names = ["a", "b", "c", "d"]
     for name in names:
-        said = f'parameters {{ key: "control.gpu_memory" value {{ string_value: "{charge}MiB" }} }}'
-        WRITE[engine](tmp_path, name, f"{ON_GPU} {said}", size=1 << 26)
+        parameter = f'parameters {{ key: "control.gpu_memory" value {{ string_value: "{charge}MiB" }} }}'
+        WRITE[engine](tmp_path, name, f"{ON_GPU} {parameter}", size=1 << 26)
     server = serve(
         f"--model-repository={tmp_path}",
         "--model-control-mode=on-demand",

@@ -152,8 +152,8 @@ def test_every_request_is_answered_once_while_processes_are_killed_at_random(
             wait_until(lambda: len(children(server)) > 0, "there is a process")
             os.kill(choose.choice(sorted(children(server))), signal.SIGKILL)
         over.set()
-        asked = sum(each.result(30) for each in callers)
-    assert seen["ok"] + seen["unavailable"] == asked
+        total = sum(each.result(30) for each in callers)
+    assert seen["ok"] + seen["unavailable"] == total
     wait_until(lambda: server.get("/v2/models/echo/ready")[0] == 200, "the model is ready again")
     wait_until(lambda: len(children(server)) == 2, "both instances have a process again")
     server.wait_until_metric("nv_model_instance_restart_count", "echo", 4)
@@ -282,11 +282,11 @@ def test_an_error_tells_nothing_of_the_server(
     gate.close()
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(post, server, "/v2/models/slow/infer", {"inputs": [tensor]})
+        call = pool.submit(post, server, "/v2/models/slow/infer", {"inputs": [tensor]})
         gate.wait_until_running()
         for child in children(server):
             os.kill(child, signal.SIGKILL)
-        reply = asked.result(10)
+        reply = call.result(10)
     gate.open()
     assert reply.status == 503
     assert reply.error == "Stub process 'slow_0' is not healthy. Model instance 'slow_0' was killed by SIGKILL"

@@ -43,8 +43,8 @@ def ask(server: Headrace, model: str, count: int) -> Callable[..., list[Any]]:
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[2])
-    asked = pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(8)])
-    calls = [stub.ModelInfer.future(asked) for _ in range(count)]
+    request = pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(8)])
+    calls = [stub.ModelInfer.future(request) for _ in range(count)]
 
     def answers(errors: bool = False) -> list[Any]:
         with channel:
@@ -60,7 +60,7 @@ def ask(server: Headrace, model: str, count: int) -> Callable[..., list[Any]]:
 
 @pytest.mark.parametrize("http_host", ["native", "hypercorn"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_is_in_flight_is_answered_before_the_exit(
+def test_requests_in_flight_are_answered_before_the_exit(
     serve: Start, root: Path, gate: Gate, gated: Mapping[str, str], infer: Any, number: int, http_host: str
 ) -> None:
     """Requests that run and requests that wait, over both protocols."""
@@ -140,8 +140,8 @@ def test_kept_alive_connections_are_served_while_others_are_answered_and_end_wit
 ) -> None:
     """As by Triton; which goes on until the exit timeout is over (tests/e2e/test_stopping.py)."""
     server = serve(f"--model-repository={root}", f"--http-server={http_host}", environ=gated)
-    kept = [http.client.HTTPConnection("127.0.0.1", server.http, timeout=30) for _ in range(2)]
-    for connection in kept:
+    connections = [http.client.HTTPConnection("127.0.0.1", server.http, timeout=30) for _ in range(2)]
+    for connection in connections:
         connection.request("GET", "/v2/health/live")
         connection.getresponse().read()
     gate.close()
@@ -151,14 +151,14 @@ def test_kept_alive_connections_are_served_while_others_are_answered_and_end_wit
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_line("stopping")
         wait_until(lambda: is_closed(server.http), "the port is closed")
-        kept[0].request("GET", "/v2")
-        answer = kept[0].getresponse()
+        connections[0].request("GET", "/v2")
+        answer = connections[0].getresponse()
         assert answer.status == 200
         answer.read()
         gate.open()
         assert running.result(30) == [1.0, 2.0]
     assert server.finish() == 0
-    for connection in kept:
+    for connection in connections:
         connection.close()
 
 
@@ -228,9 +228,9 @@ def test_the_exit_timeout_ends_what_does_not_end_with_code_1_and_answers_every_c
     flags = (f"--model-repository={root}", "--exit-timeout-secs=1", *hosts)
     server = run_headrace(*flags, environ=gated).wait_until_ready()
     gate.close()
-    asked = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+    document = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}
     with ThreadPoolExecutor(2) as pool:
-        over_http = [pool.submit(post, server, "/v2/models/slow/infer", asked) for _ in range(2)]
+        over_http = [pool.submit(post, server, "/v2/models/slow/infer", document) for _ in range(2)]
         answers = ask(server, "slow", 2)
         gate.wait_until_running()
         server.wait_until_pending("slow", 3)
@@ -365,8 +365,8 @@ def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_
         status, body = server.get(path)
         assert (path, status, json.loads(body)) == (path, 503, {"error": REFUSED})
     assert server.get("/v2/models/stats")[0] == 503
-    asked = ("models/echo/infer", "repository/index", "repository/models/echo/load", "repository/models/echo/unload")
-    for path in asked:
+    refused = ("models/echo/infer", "repository/index", "repository/models/echo/load", "repository/models/echo/unload")
+    for path in refused:
         reply = post(server, f"/v2/{path}", {"inputs": []})
         assert (path, reply.status, reply.error) == (path, 503, REFUSED)
     assert server.get("/v2/nonsense")[0] == 404

@@ -55,15 +55,15 @@ def attack(server: Headrace, post: Callable[..., Any]) -> None:
             assert caller.recv(100)
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
-        for asked in (
+        input_tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
+        for request in (
             pb.ModelInferRequest(model_name=EVIL),
             pb.ModelInferRequest(model_name="slow", model_version=EVIL),
-            pb.ModelInferRequest(model_name="slow", id=EVIL, inputs=[given], raw_input_contents=[bytes(4)]),
+            pb.ModelInferRequest(model_name="slow", id=EVIL, inputs=[input_tensor], raw_input_contents=[bytes(4)]),
             pb.ModelInferRequest(model_name="slow", id=EVIL, parameters={EVIL: pb.InferParameter(string_param=EVIL)}),
         ):
             with pytest.raises(grpc.RpcError):
-                stub.ModelInfer(asked, timeout=30)
+                stub.ModelInfer(request, timeout=30)
 
 
 @pytest.mark.parametrize("verbose", ["0", "9"])
@@ -123,13 +123,13 @@ def ask_wrongly(server: Headrace, post: Callable[..., Any]) -> None:
 def fail_inside(server: Headrace, post: Callable[..., Any]) -> None:
     """Three requests at which the model fails."""
     assert post(server, "/v2/models/slow/infer", {"id": "id-of-8", "inputs": [INPUT]}).status == 500
-    given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
-    asked = pb.ModelInferRequest(model_name="slow", id="id-of-9", inputs=[given], raw_input_contents=[bytes(4)])
+    tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
+    request = pb.ModelInferRequest(model_name="slow", id="id-of-9", inputs=[tensor], raw_input_contents=[bytes(4)])
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError):
-            stub.ModelInfer(asked, timeout=30)
-        assert "failed to execute" in next(stub.ModelStreamInfer(iter([asked]), timeout=30)).error_message
+            stub.ModelInfer(request, timeout=30)
+        assert "failed to execute" in next(stub.ModelStreamInfer(iter([request]), timeout=30)).error_message
 
 
 @pytest.mark.parametrize("host", list(HOSTS))
@@ -166,10 +166,10 @@ def test_only_the_servers_own_faults_are_lines_where_it_is_not(
     assert not [line for line in server.lines if " failed: " in line]
     fail_inside(server, post)
     assert server.finish(15) == 0
-    told = [line for line in server.lines if "Infer failed: " in line]
-    assert len(told) == 3
-    assert all(line.startswith("E") for line in told)
-    assert all("(Internal, model 'slow'" in line for line in told)
+    failures = [line for line in server.lines if "Infer failed: " in line]
+    assert len(failures) == 3
+    assert all(line.startswith("E") for line in failures)
+    assert all("(Internal, model 'slow'" in line for line in failures)
 
 
 def test_a_model_that_always_fails_does_not_fill_the_log(
@@ -194,8 +194,8 @@ def test_verbose_lines_are_tritons(serve: Start, tmp_path: Path, add_model: Call
     infer(server)
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
-        stub.ModelInfer(pb.ModelInferRequest(model_name="echo", inputs=[given], raw_input_contents=[bytes(4)]))
+        tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
+        stub.ModelInfer(pb.ModelInferRequest(model_name="echo", inputs=[tensor], raw_input_contents=[bytes(4)]))
         stub.ServerLive(pb.ServerLiveRequest())
     assert server.finish(15) == 0
     for text in (

@@ -116,15 +116,15 @@ def test_more_clients_than_fit_are_all_answered(server: Headrace) -> None:
 
     def by_http(_: int) -> bool:
         with http_client.InferenceServerClient(f"127.0.0.1:{server.http}", network_timeout=30) as client:
-            given = http_client.InferInput("IN", [MIB], "UINT8")
-            given.set_data_from_numpy(value)
-            return bool((client.infer("echo", [given]).as_numpy("OUT") == value).all())
+            tensor = http_client.InferInput("IN", [MIB], "UINT8")
+            tensor.set_data_from_numpy(value)
+            return bool((client.infer("echo", [tensor]).as_numpy("OUT") == value).all())
 
     def by_grpc(_: int) -> bool:
         with grpc_client.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
-            given = grpc_client.InferInput("IN", [MIB], "UINT8")
-            given.set_data_from_numpy(value)
-            return bool((client.infer("echo", [given]).as_numpy("OUT") == value).all())
+            tensor = grpc_client.InferInput("IN", [MIB], "UINT8")
+            tensor.set_data_from_numpy(value)
+            return bool((client.infer("echo", [tensor]).as_numpy("OUT") == value).all())
 
     for ask in (by_http, by_grpc):
         with ThreadPoolExecutor(24) as callers:

@@ -22,8 +22,8 @@ def installed(install_page: Callable[[str], Path]) -> Path:
 
 
 def test_it_passes_the_kit(installed: Path) -> None:
-    told = run_kit(installed)
-    assert re.search(r"^[0-9]+ passed in", told, re.MULTILINE), told
+    output = run_kit(installed)
+    assert re.search(r"^[0-9]+ passed in", output, re.MULTILINE), output
 
 
 def test_it_has_no_more_answers_than_it_may(installed: Path) -> None:

@@ -27,8 +27,8 @@ def installed(install_page: Callable[[str], Path]) -> Path:
 def test_it_passes_the_kit(installed: Path) -> None:
     # It has no metrics, and claims no order of answers, timeouts, postponement, priorities, other instances, requests
     # that run again, mistakes in its config. Four are about calls of other models.
-    told = run_kit(installed)
-    assert re.search(r"^1[0-9] passed, 12 skipped", told, re.MULTILINE), told
+    output = run_kit(installed)
+    assert re.search(r"^1[0-9] passed, 12 skipped", output, re.MULTILINE), output
 
 
 @pytest.mark.parametrize("over", WAYS)

@@ -102,8 +102,8 @@ def begin(port: int, what: str, over: threading.Event) -> socket.socket:
     if what == "answer":
         caller = connect(port, 4096)
         size = {"binary_data_size": LARGE}
-        asked = [{"name": "IN", "datatype": "UINT8", "shape": [LARGE], "parameters": size}]
-        document = json.dumps({"inputs": asked, "parameters": {"binary_data_output": True}}).encode()
+        inputs = [{"name": "IN", "datatype": "UINT8", "shape": [LARGE], "parameters": size}]
+        document = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         words = (
             f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(document) + LARGE}\r\n"
             f"Inference-Header-Content-Length: {len(document)}\r\n\r\n"
@@ -188,9 +188,9 @@ def test_a_kept_alive_connection_is_served_for_a_short_time_and_the_log_counts_i
     """Triton serves it until the exit timeout is over, without a word of closing it, and says so in these lines."""
     server = serve(f"--model-repository={root}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}", *hosts)
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
-    asked = json.dumps({"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1], "data": [7]}]})
+    document = json.dumps({"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1], "data": [7]}]})
     for number in range(3):
-        connection.request("POST", "/v2/models/echo/infer", asked)
+        connection.request("POST", "/v2/models/echo/infer", document)
         answer = connection.getresponse()
         assert (answer.status, answer.getheader("Connection")) == (200, None)
         assert json.loads(answer.read())["outputs"][0]["data"] == [7]

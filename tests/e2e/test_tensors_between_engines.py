@@ -181,9 +181,9 @@ def sent(names: list[str]) -> dict[str, Tensor]:
     return found
 
 
-def check(response: InferResponse, names: list[str], given: Mapping[str, Tensor]) -> None:
+def check(response: InferResponse, names: list[str], sent_tensors: Mapping[str, Tensor]) -> None:
     for name in names:
-        found, expected = response.outputs[f"{name}_out"], given[name]
+        found, expected = response.outputs[f"{name}_out"], sent_tensors[name]
         if isinstance(expected, BytesTensor):
             assert isinstance(found, BytesTensor)
             assert found.items() == expected.items()
@@ -195,10 +195,10 @@ def check(response: InferResponse, names: list[str], given: Mapping[str, Tensor]
 
 @pytest.mark.parametrize("second", ENGINES)
 @pytest.mark.parametrize("first", ENGINES)
-def test_what_one_engine_gives_another_takes(server: Server, first: str, second: str) -> None:
-    given = sent([*TYPES])
-    taken = {f"{name}_in": given[name] for name in {*carried(first), *carried(second)}}
-    check(server.infer(f"{first}-{second}", taken), carried(second), given)
+def test_outputs_of_one_engine_are_inputs_of_another(server: Server, first: str, second: str) -> None:
+    tensors = sent([*TYPES])
+    taken = {f"{name}_in": tensors[name] for name in {*carried(first), *carried(second)}}
+    check(server.infer(f"{first}-{second}", taken), carried(second), tensors)
 
 
 class Subclass(np.ndarray[Any, Any]):
@@ -232,12 +232,12 @@ FORMS: Mapping[str, Callable[[Array], Array]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_takes_arrays_of_any_form(server: Server, engine: str, form: str) -> None:
-    given = sent(carried(engine))
+    tensors = sent(carried(engine))
     taken = {
         f"{name}_in": FORMS[form](tensor) if isinstance(tensor, np.ndarray) else tensor
-        for name, tensor in given.items()
+        for name, tensor in tensors.items()
     }
-    check(server.infer(engine, taken), carried(engine), given)
+    check(server.infer(engine, taken), carried(engine), tensors)
 
 
 def test_there_are_two_dtypes_of_64_bits() -> None:

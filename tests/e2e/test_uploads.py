@@ -58,26 +58,26 @@ def start(request: pytest.FixtureRequest, serve: Start, add_model: Callable[...,
 def load(server: Headrace, address: str, files: bool = True, headers: Mapping[str, str] | None = None) -> list[str]:
     """Load over HTTP and over gRPC: what each says, empty if it has worked."""
     brings = {"config": CONFIG, "files": FILES} if files else {}
-    told = []
+    reasons = []
     over_http = tritonclient.http.InferenceServerClient(f"{address}:{server.http}")
     over_grpc = tritonclient.grpc.InferenceServerClient(f"{address}:{server.grpc}")
     prefix = {f"triton-grpc-protocol-{k}" if k == "key" else k: v for k, v in (headers or {}).items()}
-    for client, given in ((over_http, dict(headers or {})), (over_grpc, prefix)):
+    for client, client_headers in ((over_http, dict(headers or {})), (over_grpc, prefix)):
         try:
-            client.load_model("echo", headers=given, **brings)
-            told.append("")
+            client.load_model("echo", headers=client_headers, **brings)
+            reasons.append("")
         except InferenceServerException as error:
-            told.append(str(error))
+            reasons.append(str(error))
         client.close()
-    return told
+    return reasons
 
 
 def test_from_elsewhere_a_model_is_loaded_by_name_and_brings_no_files(start: Start) -> None:
     address, server = own_address(), start()
     assert load(server, address, files=False) == ["", ""]
-    for told in load(server, address):
-        assert f"this load came from {address}" in told
-        assert "--model-files-from=any" in told
+    for reason in load(server, address):
+        assert f"this load came from {address}" in reason
+        assert "--model-files-from=any" in reason
     assert load(server, "127.0.0.1") == ["", ""]
     warnings = [line for line in server.lines if "open to other machines" in line]
     assert len(warnings) == 1
@@ -85,11 +85,11 @@ def test_from_elsewhere_a_model_is_loaded_by_name_and_brings_no_files(start: Sta
     assert warnings[0].count("0.0.0.0: inference, loading and unloading models by name, but not with files") == 2
 
 
-def test_what_a_proxy_or_a_browser_passes_on_is_not_from_this_machine(start: Start) -> None:
+def test_request_through_a_proxy_or_a_browser_is_not_from_this_machine(start: Start) -> None:
     server = start()
     for header in ({"x-forwarded-for": "192.0.2.7"}, {"origin": "https://example.org"}):
-        told = load(server, "127.0.0.1", headers=header)
-        assert all(f"with the header '{next(iter(header))}'" in text for text in told), told
+        reasons = load(server, "127.0.0.1", headers=header)
+        assert all(f"with the header '{next(iter(header))}'" in text for text in reasons), reasons
 
 
 def test_the_flag_lets_everybody_in_and_says_so(start: Start) -> None:
@@ -98,16 +98,16 @@ def test_the_flag_lets_everybody_in_and_says_so(start: Start) -> None:
     assert "files of their own, which are code that the server runs" in server.log
 
 
-def test_nobody_brings_files_where_none_are_taken(start: Start) -> None:
+def test_model_files_from_none_refuses_all_files(start: Start) -> None:
     server = start("--model-files-from=none")
-    assert all("--model-files-from=none" in told for told in load(server, "127.0.0.1"))
+    assert all("--model-files-from=none" in reason for reason in load(server, "127.0.0.1"))
     assert load(server, "127.0.0.1", files=False) == ["", ""]
 
 
 def test_the_key_of_the_restricted_api_is_enough(start: Start) -> None:
     address, server = own_address(), start(*KEYS)
-    assert all("restricted" in told for told in load(server, address))
-    assert all("restricted" in told for told in load(server, "127.0.0.1", headers={"key": "guess"}))
+    assert all("restricted" in reason for reason in load(server, address))
+    assert all("restricted" in reason for reason in load(server, "127.0.0.1", headers={"key": "guess"}))
     assert load(server, address, headers={"key": "sesame"}) == ["", ""]
     lines = [line for line in server.lines if "open to other machines" in line]
     assert len(lines) == 1

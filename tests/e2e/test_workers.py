@@ -202,15 +202,15 @@ def test_a_signal_before_all_serve_ends_what_has_started(
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
-def test_what_they_have_is_answered_when_the_server_stops(
+def test_requests_of_all_workers_are_answered_when_the_server_stops(
     run_headrace: Callable[..., Headrace], gate: Gate, gated: Mapping[str, str]
 ) -> None:
     words = (f"--model-repository={gate.path.parents[1]}", "--workers=2", "--grpc-server=grpcio")
     server = serving(run_headrace(*words, environ=gated).wait_until_ready())
     with contextlib.closing(Lines(server, TITLE)) as lines:
-        asked = lines.one_each()
+        open_lines = lines.one_each()
         gate.close()
-        for line in asked:
+        for line in open_lines:
             (gate.path / "running").unlink(missing_ok=True)
             line.ask("slow")
             gate.wait_until_running()
@@ -219,7 +219,7 @@ def test_what_they_have_is_answered_when_the_server_stops(
             os.kill(pid, signal.SIGTERM)  # as a program that stops a process group does
         server.wait_for_line("signal SIGTERM: stopping")
         gate.open()
-        assert [line.answer() for line in asked] == [[1.5], [1.5]]
+        assert [line.answer() for line in open_lines] == [[1.5], [1.5]]
     assert server.finish() == 0
 
 

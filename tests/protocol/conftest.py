@@ -141,19 +141,19 @@ def gates(repository: Path, make_gate: Callable[[Path], Gate]) -> dict[str, Gate
 def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
     """Occupies the one instance of a model: ``hold(stub, model)``. What comes after waits in the queue."""
 
-    held: list[Held] = []
+    executions: list[Held] = []
 
     def hold(stub: Any, model: str) -> Held:
         gates[model].close()
         tensor = service_pb2.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1, 4])
-        asked = service_pb2.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(16)])
-        running = stub.ModelInfer.future(asked)
+        request = service_pb2.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(16)])
+        running = stub.ModelInfer.future(request)
         gates[model].wait_until_running()
-        held.append(Held(gates[model], running))
-        return held[-1]
+        executions.append(Held(gates[model], running))
+        return executions[-1]
 
     yield hold
-    for each in held:  # a test that failed leaves the next one a free instance
+    for each in executions:  # a test that failed leaves the next one a free instance
         each.gate.open()
         with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
             each.running.result(30)

@@ -111,11 +111,11 @@ def test_no_file_leads_out_of_its_model(controlled: Headrace, name: str) -> None
         "config": pb.ModelRepositoryParameter(string_param=json.dumps(IDENTITY)),
         f"file:{name}": pb.ModelRepositoryParameter(bytes_param=b"x"),
     }
-    asked = pb.RepositoryModelLoadRequest(model_name="brought", parameters=parameters)
+    request = pb.RepositoryModelLoadRequest(model_name="brought", parameters=parameters)
     with grpc.insecure_channel(f"127.0.0.1:{controlled.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.RepositoryModelLoad(asked, timeout=20)
+            stub.RepositoryModelLoad(request, timeout=20)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "Invalid file parameter 'file:" in (caught.value.details() or "")
 
@@ -176,12 +176,12 @@ def test_unloading_answers_what_is_in_flight(
     tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1, 4])
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        asked = pb.ModelInferRequest(model_name="slow", inputs=[tensor], raw_input_contents=[ONE.tobytes()])
-        running = stub.ModelInfer.future(asked)
+        request = pb.ModelInferRequest(model_name="slow", inputs=[tensor], raw_input_contents=[ONE.tobytes()])
+        running = stub.ModelInfer.future(request)
         gate.wait_until_running()
         connect("grpc", server).unload_model("slow")
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(asked)
+            stub.ModelInfer(request)
         assert caught.value.details() == "Request for unknown model: 'slow' has no available versions"
         gate.open()
         assert running.result(30).raw_output_contents[0] == ONE.tobytes()

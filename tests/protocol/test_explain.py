@@ -35,17 +35,17 @@ def asked(request: pytest.FixtureRequest, connect: Callable[..., Any]) -> Headra
 def test_both_hosts_tell_the_last_batches(asked: Headrace) -> None:
     for version in ("", "/versions/1"):
         status, body = asked.get(f"/v2/models/batched{version}/explain")
-        told = json.loads(body)
+        document = json.loads(body)
         assert status == 200
-        assert (told["name"], told["version"], told["scheduler"]) == ("batched", "1", "dynamic_batching")
-        last = told["batches"][-1]
+        assert (document["name"], document["version"], document["scheduler"]) == ("batched", "1", "dynamic_batching")
+        last = document["batches"][-1]
         assert set(last) == FIELDS
         assert [last[key] for key in ("reason", "requests", "rows", "instance")] == ["idle_instance", 1, 3, "batched_0"]
-        assert sum(told["reasons"].values()) == len(told["batches"])
+        assert sum(document["reasons"].values()) == len(document["batches"])
 
 
 @pytest.mark.parametrize(("path", "reason"), [("nobody", "'nobody' is not found"), ("batched/versions/7", "version 7")])
-def test_what_is_not_there_is_not_found(asked: Headrace, path: str, reason: str) -> None:
+def test_unknown_model_is_not_found(asked: Headrace, path: str, reason: str) -> None:
     status, body = asked.get(f"/v2/models/{path}/explain")
     assert status == 404
     assert reason in json.loads(body)["error"]
@@ -56,8 +56,8 @@ def test_the_command_draws_what_the_server_says(asked: Headrace, capsys: pytest.
     assert main(["explain", "batched", url]) == 0
     shown = capsys.readouterr().out
     # Where its short executions run is decided while it runs.
-    told = shown.replace(", 1 of them on the event loop", "", 1)
-    assert told.startswith("batched version 1: scheduler dynamic_batching, 1 instances, at most 8 rows in a batch")
+    drawn = shown.replace(", 1 of them on the event loop", "", 1)
+    assert drawn.startswith("batched version 1: scheduler dynamic_batching, 1 instances, at most 8 rows in a batch")
     assert re.search(r"^  idle_instance +\d+ +\d+\.\d %  #+$", shown, re.MULTILINE)
     assert re.search(r"^\| [\d.]+ +\| batched_0 +\| idle_instance +\| 1 +\| 3 ", shown, re.MULTILINE)
     assert main(["explain", "batched", url, "--version=1", "--json"]) == 0
@@ -85,18 +85,18 @@ def test_a_model_that_has_run_nothing_has_nothing_to_show(server: Headrace, caps
         ),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(
+def test_impossible_request_is_one_line(
     server: Headrace, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         url, closed = f"http://127.0.0.1:{server.http}", unheard.getsockname()[1]
-        given = [word.format(url=url, closed=closed, grpc=server.grpc) for word in words]
-        given += [] if any(word.startswith("--url") for word in words) else [f"--url={url}"]
-        assert main(["explain", *given]) == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert re.search(why, told.err)
+        arguments = [word.format(url=url, closed=closed, grpc=server.grpc) for word in words]
+        arguments += [] if any(word.startswith("--url") for word in words) else [f"--url={url}"]
+        assert main(["explain", *arguments]) == 1
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert re.search(why, output.err)
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
@@ -107,7 +107,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrac
     command = [sys.executable, "-m", "headrace_cli", "explain", "batched", f"--url=http://127.0.0.1:{server.http}"]
     with os.fdopen(write, "w") as unread:
         # Unbuffered, so that what is printed meets the closed pipe at once, as a long answer does.
-        asked = subprocess.run(
+        process = subprocess.run(
             [*command, *words],
             stdout=unread,
             stderr=subprocess.PIPE,
@@ -115,7 +115,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrac
             check=False,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-    assert (asked.returncode, asked.stderr) == (1, "")
+    assert (process.returncode, process.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(

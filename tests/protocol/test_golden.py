@@ -42,7 +42,7 @@ def test_an_http_exchange_with_strings(http_server: Any, send: Callable[..., Any
 def test_a_grpc_exchange(server: Any) -> None:
     model = b"\x0a\x07batched"  # 1: model_name
     values = b"\x10" + ONE + TWO + ONE + TWO
-    asked = model + (
+    request = model + (
         b"\x1a\x017"  # 3: id
         b"\x2a\x0e"  # 5: inputs, 14 bytes
         b"\x0a\x02IN"  # .. 1: name
@@ -60,4 +60,4 @@ def test_a_grpc_exchange(server: Any) -> None:
         b"\x32" + values  # 6: raw_output_contents
     )  # fmt: skip
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
-        assert channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)(asked) == answer
+        assert channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)(request) == answer

@@ -65,8 +65,8 @@ def test_the_answer_has_raw_contents_only(stub: Any) -> None:
 def test_typed_contents_become_the_same_bytes(
     stub: Any, datatype: str, field: str, values: list[Any], content: bytes
 ) -> None:
-    asked = ask(f"echo_{datatype.lower()}", tensor("IN", datatype, (2,), contents=typed(**{field: values})), raw=())
-    assert list(stub.ModelInfer(asked).raw_output_contents) == [content]
+    request = ask(f"echo_{datatype.lower()}", tensor("IN", datatype, (2,), contents=typed(**{field: values})), raw=())
+    assert list(stub.ModelInfer(request).raw_output_contents) == [content]
 
 
 def test_raw_contents_beyond_the_inputs_are_ignored(stub: Any) -> None:
@@ -147,10 +147,10 @@ REFUSED: list[tuple[Any, grpc.StatusCode, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "code", "text"), REFUSED, ids=range(len(REFUSED)))
-def test_a_request_is_refused_in_tritons_words(stub: Any, asked: Any, code: grpc.StatusCode, text: str) -> None:
-    given, details = refusal(lambda: stub.ModelInfer(asked, timeout=30))
-    assert (given, details[: len(text)]) == (code, text)
+@pytest.mark.parametrize(("message", "code", "text"), REFUSED, ids=range(len(REFUSED)))
+def test_a_request_is_refused_in_tritons_words(stub: Any, message: Any, code: grpc.StatusCode, text: str) -> None:
+    actual, details = refusal(lambda: stub.ModelInfer(message, timeout=30))
+    assert (actual, details[: len(text)]) == (code, text)
 
 
 UNSUPPORTED = grpc.StatusCode.UNIMPLEMENTED
@@ -182,12 +182,12 @@ CALLS: list[tuple[str, Any, grpc.StatusCode, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "asked", "code", "text"), CALLS, ids=range(len(CALLS)))
+@pytest.mark.parametrize(("method", "message", "code", "text"), CALLS, ids=range(len(CALLS)))
 def test_a_call_is_refused_in_tritons_words(
-    stub: Any, method: str, asked: Any, code: grpc.StatusCode, text: str
+    stub: Any, method: str, message: Any, code: grpc.StatusCode, text: str
 ) -> None:
-    given, details = refusal(lambda: getattr(stub, method)(asked))
-    assert (given, details.removeprefix("Request for unknown model: ")) == (code, text)
+    actual, details = refusal(lambda: getattr(stub, method)(message))
+    assert (actual, details.removeprefix("Request for unknown model: ")) == (code, text)
 
 
 def test_bytes_that_are_no_message_harm_nobody(server: Any, stub: Any) -> None:
@@ -218,9 +218,9 @@ def test_the_standard_health_service_serves(server: Any) -> None:
 
 
 def test_a_stream_answers_in_order_and_survives_errors(stub: Any) -> None:
-    asked = [ask("scalar", tensor(shape=(4, 1)), id="0"), ask(id="1"), ask("nosuch", id="2"),
+    requests = [ask("scalar", tensor(shape=(4, 1)), id="0"), ask(id="1"), ask("nosuch", id="2"),
              ask("echo_fp32", tensor("ON"), id="3"), ask("batched", tensor(shape=(1, 4)), id="4")]  # fmt: skip
-    answers = list(stub.ModelStreamInfer(iter(asked), timeout=30))
+    answers = list(stub.ModelStreamInfer(iter(requests), timeout=30))
     assert [answer.infer_response.id for answer in answers] == ["0", "1", "2", "3", "4"]
     texts = ["", "", "Request for unknown model: 'nosuch' is not found",
              "unexpected inference input 'ON' for model 'echo_fp32'", ""]  # fmt: skip

@@ -200,11 +200,11 @@ def test_nesting_need_not_match_the_shape(http_server: Headrace, send: Send, dat
     assert reply.json["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize(("value", "kept"), [(300, 44), (-1, -1), (128, -128), (2**40 + 5, 5)])
-def test_integers_are_cut_to_their_width(http_server: Headrace, send: Send, value: int, kept: int) -> None:
+@pytest.mark.parametrize(("value", "expected"), [(300, 44), (-1, -1), (128, -128), (2**40 + 5, 5)])
+def test_integers_are_cut_to_their_width(http_server: Headrace, send: Send, value: int, expected: int) -> None:
     reply = send(http_server, "POST", "/v2/models/echo_int8/infer",
                  body({"name": "IN", "datatype": "INT8", "shape": [1], "data": [value]}))  # fmt: skip
-    assert reply.json["outputs"][0]["data"] == [kept]
+    assert reply.json["outputs"][0]["data"] == [expected]
 
 
 @pytest.mark.parametrize(("parameters", "outputs", "is_binary"), [
@@ -214,7 +214,7 @@ def test_integers_are_cut_to_their_width(http_server: Headrace, send: Send, valu
     ({}, [{"name": "OUT", "parameters": {"binary_data": True}}], True),
     ({"binary_data_output": True}, [{"name": "OUT", "parameters": {"binary_data": False}}], False),
 ])  # fmt: skip
-def test_who_decides_whether_an_output_is_binary(
+def test_binary_output_is_decided_per_output_then_per_request(
     http_server: Headrace, send: Send, parameters: Any, outputs: Any, is_binary: bool
 ) -> None:
     reply = send(http_server, "POST", INFER, body(DATA, parameters=parameters, outputs=outputs))
@@ -269,8 +269,8 @@ def test_half_precision_leaves_in_binary_only(http_server: Headrace, send: Send,
     assert reply.error == (
         f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
     )
-    asked = body(tensor, parameters={"binary_data_output": True})
-    assert send(http_server, "POST", path, *binary(asked, b"\x01\x02\x03\x04")).body.endswith(b"\x01\x02\x03\x04")
+    document = body(tensor, parameters={"binary_data_output": True})
+    assert send(http_server, "POST", path, *binary(document, b"\x01\x02\x03\x04")).body.endswith(b"\x01\x02\x03\x04")
 
 
 # ---------------------------------------------------------------------- raw binary requests
@@ -352,7 +352,7 @@ def test_nothing_compressed_is_refused(http_server: Headrace, send: Send) -> Non
     assert (reply.status, reply.error) == (400, "nothing to be decompressed")
 
 
-def test_what_unpacks_to_more_than_the_limit_is_refused(http_server: Headrace, send: Send) -> None:
+def test_body_that_unpacks_to_more_than_the_limit_is_refused(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, gzip.compress(b" " * (MAX + 1)), {"Content-Encoding": "gzip"})
     assert (reply.status, reply.error) == (
         400,
@@ -481,9 +481,7 @@ WRONG_NUMBERS = ["1.5", "-1", "1e309", '"1"', "true", "null", "18446744073709551
     '"parameters":{"priority":%s}', '"parameters":{"timeout":%s}',
     '"outputs":[{"name":"OUT","parameters":{"classification":%s}}]',
 ])  # fmt: skip
-def test_what_counts_something_must_be_an_unsigned_integer(
-    http_server: Headrace, send: Send, where: str, value: str
-) -> None:
+def test_counts_must_be_unsigned_integers(http_server: Headrace, send: Send, where: str, value: str) -> None:
     text = json.dumps(body(DATA))[:-1] + "," + where % value + "}"
     reply = send(http_server, "POST", INFER, text.encode())
     assert reply.status in (400, 500)
@@ -516,8 +514,8 @@ def test_the_json_is_bounded(http_server: Headrace, send: Send) -> None:
 def test_binary_tensors_are_not_bounded_by_the_size_of_json(http_server: Headrace, send: Send) -> None:
     sent = np.arange(MAX // 2, dtype=np.float32)
     tensor = changed(DATA, shape=[sent.size], data=None, parameters={"binary_data_size": sent.nbytes})
-    asked = body(tensor, parameters={"binary_data_output": True})
-    reply = send(http_server, "POST", INFER, *binary(asked, sent.tobytes()))
+    document = body(tensor, parameters={"binary_data_output": True})
+    reply = send(http_server, "POST", INFER, *binary(document, sent.tobytes()))
     assert reply.status == 200
     assert reply.body.endswith(sent.tobytes())
 

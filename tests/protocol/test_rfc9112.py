@@ -258,7 +258,7 @@ def ask(number: int, sent: bytes, step: int = 1 << 30) -> bytes:
         return answer
 
 
-def statuses(answer: bytes, asked: bytes = b"") -> tuple[int, ...]:
+def statuses(answer: bytes, request: bytes = b"") -> tuple[int, ...]:
     """Of all answers in ``answer``, each of which must be as long as it says; the first to HEAD has no body.
 
     Those that are no last answers are left out: whether a caller is told to go on depends on how soon it does.
@@ -269,7 +269,7 @@ def statuses(answer: bytes, asked: bytes = b"") -> tuple[int, ...]:
         found.append(int(head.split(b" ")[1]))
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         assert length or found[-1] == 100, head
-        size = int(length[1]) if length and (found[1:] or not asked.startswith(b"HEAD")) else 0
+        size = int(length[1]) if length and (found[1:] or not request.startswith(b"HEAD")) else 0
         assert len(rest) >= size, answer
         answer = rest[size:]
     return tuple(status for status in found if status != 100)
@@ -296,13 +296,13 @@ def test_a_caller_is_answered_as_the_rfc_says(
 ) -> None:
     """Cold, and again when the server may know the head."""
     name, number = port
-    asked = hypercorn if name == "hypercorn" else server
-    before = inferences(asked)
+    host = hypercorn if name == "hypercorn" else server
+    before = inferences(host)
     wanted = expected(row, name)
     for _ in range(2):
         assert statuses(ask(number, row.sent + LAST), row.sent) == wanted
     seen = 0 if name == "metrics" else 2 * row.statuses.count(INFERRED)
-    assert inferences(asked) - before == seen
+    assert inferences(host) - before == seen
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if len(row.sent) < 600], ids=lambda row: row.name)

@@ -77,41 +77,41 @@ def infer_http(server: Headrace, model: str) -> np.ndarray[Any, Any]:
 
 
 def test_a_cancelled_call_leaves_its_neighbours_answered(server: Headrace, stub: Any, hold: Hold) -> None:
-    held = hold(stub, "slow")
+    execution = hold(stub, "slow")
     calls = [stub.ModelInfer.future(asked("slow")) for _ in range(3)]
     server.wait_until_pending("slow", 3)
     calls[1].cancel()
     server.wait_until_pending("slow", 2)
-    held.release()
+    execution.release()
     for call in (calls[0], calls[2]):
         assert len(call.result(30).raw_output_contents[0]) == 16
     server.wait_until_pending("slow", 0)
 
 
 def test_a_cancelled_call_is_answered_to_nobody_though_it_runs(server: Headrace, stub: Any, hold: Hold) -> None:
-    held = hold(stub, "slow")
-    held.running.cancel()
-    held.gate.open()
+    execution = hold(stub, "slow")
+    execution.running.cancel()
+    execution.gate.open()
     assert stub.ModelInfer(asked("slow")).model_name == "slow"
 
 
 def test_a_deadline_ends_the_call_and_leaves_the_queue(server: Headrace, stub: Any, hold: Hold) -> None:
-    held = hold(stub, "slow")
+    execution = hold(stub, "slow")
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(asked("slow"), timeout=0.05)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     server.wait_until_pending("slow", 0)
-    held.release()
+    execution.release()
 
 
 def test_closing_a_stream_cancels_its_requests_only(server: Headrace, stub: Any, hold: Hold) -> None:
-    held = hold(stub, "slow")
+    execution = hold(stub, "slow")
     stream = stub.ModelStreamInfer(iter([asked("slow"), asked("slow")]))
     other = stub.ModelInfer.future(asked("slow"))
     server.wait_until_pending("slow", 3)
     stream.cancel()
     server.wait_until_pending("slow", 1)
-    held.release()
+    execution.release()
     assert other.result(30).model_name == "slow"
 
 
@@ -128,13 +128,13 @@ def test_a_caller_who_hangs_up_leaves_the_neighbours_answered(http_server: Headr
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel, ThreadPoolExecutor(1) as pool:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
-        held = hold(stub, "slow")
+        execution = hold(stub, "slow")
         with send_and_keep(http_server, "slow"):
             http_server.wait_until_pending("slow", 1)
             neighbour = pool.submit(infer_http, http_server, "slow")
             http_server.wait_until_pending("slow", 2)
         http_server.wait_until_pending("slow", 1)
-        held.release()
+        execution.release()
         np.testing.assert_array_equal(neighbour.result(30), np.ones((1, 4), np.float32))
         assert http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED") == cancelled + 1
 
@@ -143,60 +143,60 @@ def test_callers_who_hang_up_at_once_are_cancelled(http_server: Headrace, hold: 
     """The end of what they say comes with their request, before anything has been begun for it."""
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
         cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
-        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        execution = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
         for _ in range(5):
             send_and_keep(http_server, "slow").close()
         http_server.wait_until_metric("nv_inference_request_failure", "slow", cancelled + 5, reason="CANCELED")
         http_server.wait_until_pending("slow", 0)
-        held.release()
+        execution.release()
 
 
 def test_a_request_that_waits_too_long_is_refused(stub: Any, hold: Hold) -> None:
-    held = hold(stub, "queue")
+    execution = hold(stub, "queue")
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(asked("queue", timeout=1000))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == "Request timeout expired"
-    held.release()  # at its deadline, not when the instance was free
+    execution.release()  # at its deadline, not when the instance was free
 
 
 def test_a_full_queue_refuses_at_once(server: Headrace, stub: Any, hold: Hold, connect: Callable[..., Any]) -> None:
-    held = hold(stub, "queue")
+    execution = hold(stub, "queue")
     calls = [stub.ModelInfer.future(asked("queue")) for _ in range(2)]
     server.wait_until_pending("queue", 2)
     with pytest.raises(InferenceServerException) as caught:
         connect("http", server).echo("queue", np.ones((1, 4), np.float32), "FP32", request_id="4th")
     assert caught.value.status() == "503"
     assert caught.value.message() == "[request id: 4th] Exceeds maximum queue size"
-    held.release()
+    execution.release()
     assert all(call.result(30).model_name == "queue" for call in calls)
 
 
 def test_the_lower_priority_number_is_served_first(server: Headrace, stub: Any, hold: Hold) -> None:
     done: queue.Queue[str] = queue.Queue()
-    held, calls = hold(stub, "queue"), []
+    execution, calls = hold(stub, "queue"), []
     for name, priority in (("late", 2), ("early", 1)):
         calls.append(stub.ModelInfer.future(asked("queue", priority=priority)))
         calls[-1].add_done_callback(lambda _, name=name: done.put(name))
         server.wait_until_pending("queue", len(calls))
-    held.release()
+    execution.release()
     assert [done.get(timeout=30) for _ in calls] == ["early", "late"]
 
 
 def test_requests_that_wait_are_batched(server: Headrace, stub: Any, hold: Hold) -> None:
     """Four rows wait while one runs: one more execution does for all."""
     before = server.metric("nv_inference_exec_count", "slow")
-    held = hold(stub, "slow")
+    execution = hold(stub, "slow")
     calls = [stub.ModelInfer.future(asked("slow")) for _ in range(4)]
     server.wait_until_pending("slow", 4)
-    held.release()
+    execution.release()
     assert all(call.result(30).model_name == "slow" for call in calls)
     assert server.metric("nv_inference_exec_count", "slow") == before + 2
 
 
 def test_a_stream_keeps_the_order_of_its_requests(server: Headrace, stub: Any, hold: Hold) -> None:
     """The first one waits for the instance, and those of a quick model wait behind it."""
-    held = hold(stub, "slow")
+    execution = hold(stub, "slow")
     requests = [asked("slow"), asked("batched"), asked("batched")]
     for number, request in enumerate(requests):
         request.id = str(number)
@@ -204,37 +204,37 @@ def test_a_stream_keeps_the_order_of_its_requests(server: Headrace, stub: Any, h
     before = server.metric(success, "batched")
     call = stub.ModelStreamInfer(iter(requests), timeout=30)
     server.wait_until_metric(success, "batched", before + 2)
-    held.release()
+    execution.release()
     assert [answer.infer_response.id for answer in call] == ["0", "1", "2"]
 
 
 def test_an_error_ends_a_stream_that_asked_for_it_once_it_is_queued(stub: Any, hold: Hold) -> None:
-    held = hold(stub, "queue")
+    execution = hold(stub, "queue")
     unknown, late, lost = asked("nosuch"), asked("queue", timeout=1000), asked("batched")
     call = stub.ModelStreamInfer(iter([unknown, late, lost]), metadata=[("triton_grpc_error", "true")], timeout=30)
     assert next(call).error_message == "Request for unknown model: 'nosuch' is not found"
     with pytest.raises(grpc.RpcError) as caught:
         next(call)
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "Request timeout expired")
-    held.release()
+    execution.release()
 
 
 def test_without_that_wish_the_error_is_an_answer_with_a_final_flag(stub: Any, hold: Hold) -> None:
-    held = hold(stub, "queue")
+    execution = hold(stub, "queue")
     call = stub.ModelStreamInfer(iter([asked("queue", timeout=1000), asked("batched")]), timeout=30)
     late, other = list(call)
     assert late.error_message == "Request timeout expired"
     assert late.infer_response.model_name == "queue"
     assert late.infer_response.parameters["triton_final_response"].bool_param is True
     assert other.infer_response.model_name == "batched"
-    held.release()
+    execution.release()
 
 
 def test_a_full_queue_refuses_on_a_stream_without_a_final_flag_and_ends_no_stream(
     server: Headrace, stub: Any, hold: Hold
 ) -> None:
     """The request was never queued."""
-    held = hold(stub, "queue")
+    execution = hold(stub, "queue")
     calls = [stub.ModelInfer.future(asked("queue")) for _ in range(2)]
     server.wait_until_pending("queue", 2)
     for metadata in ((), (("triton_grpc_error", "true"),)):
@@ -243,20 +243,20 @@ def test_a_full_queue_refuses_on_a_stream_without_a_final_flag_and_ends_no_strea
         assert refused.error_message.endswith("Exceeds maximum queue size")
         assert "triton_final_response" not in refused.infer_response.parameters
         assert other.infer_response.model_name == "batched"
-    held.release()
+    execution.release()
     assert all(call.result(30).model_name == "queue" for call in calls)
 
 
 def test_a_client_that_gives_up_in_time_is_told_so(server: Headrace, stub: Any, hold: Hold) -> None:
     """The stock clients' own time-outs are callers who have gone, to the server."""
-    held, x = hold(stub, "slow"), np.ones((1, 4), np.float32)
+    execution, x = hold(stub, "slow"), np.ones((1, 4), np.float32)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         tensor = tritonclient.grpc.InferInput("IN", [1, 4], "FP32")
         tensor.set_data_from_numpy(x)
         with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
             client.infer("slow", [tensor], client_timeout=0.05)
     server.wait_until_pending("slow", 0)
-    held.release()
+    execution.release()
 
 
 def test_a_model_whose_instance_is_sick_is_not_ready(server: Headrace, gates: Any, stub: Any) -> None:
@@ -274,15 +274,15 @@ def test_a_model_whose_instance_is_sick_is_not_ready(server: Headrace, gates: An
 
 
 def test_liveness_is_answered_while_every_instance_is_busy(server: Headrace, stub: Any, hold: Hold) -> None:
-    held = [hold(stub, model) for model in ("slow", "queue")]
+    executions = [hold(stub, model) for model in ("slow", "queue")]
     assert server.get("/v2/health/live")[0] == 200
     assert stub.ServerLive(pb.ServerLiveRequest()).live
     assert stub.ModelInfer(asked("batched")).model_name == "batched"
-    for each in held:
+    for each in executions:
         each.release()
 
 
-def test_what_was_asked_before_is_answered_from_the_cache_to_every_client(client: Any) -> None:
+def test_repeated_request_is_answered_from_the_cache_to_every_client(client: Any) -> None:
     """The first of them may execute. The second never does."""
     name = f"asked by {client.name}"
     x = np.array([[1, 2, 3, 4.5]], np.float32)
@@ -306,8 +306,8 @@ def test_what_was_asked_before_is_answered_from_the_cache_to_every_client(client
     client.echo("cached", x, "FP32", parameters={"bypass_response_cache": True})
     assert numbers()[:2] == (executed + 1, hits + 1)
     for _ in range(2):
-        told = client.echo("cached_strings", words, "BYTES").as_numpy("OUT")
-        assert [each.decode() for each in told] == list(words)
+        cached = client.echo("cached_strings", words, "BYTES").as_numpy("OUT")
+        assert [each.decode() for each in cached] == list(words)
 
 
 HEADER = "Request-Timeout-Ms"
@@ -317,13 +317,13 @@ def test_a_request_over_http_waits_no_longer_than_its_header_says(
     http_server: Headrace, hold: Hold, send: Callable[..., Any]
 ) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel, ThreadPoolExecutor(1) as pool:
-        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        execution = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
         patient = pool.submit(send, http_server, "POST", "/v2/models/slow/infer", {"inputs": [ROW]}, {HEADER: "60000"})
         http_server.wait_until_pending("slow", 1)
         answer = send(http_server, "POST", "/v2/models/slow/infer", {"inputs": [ROW]}, {HEADER: "30"})
         assert (answer.status, answer.error) == (503, "Request timeout expired")
         http_server.wait_until_pending("slow", 1)  # that of the other
-        held.release()
+        execution.release()
         assert patient.result(30).status == 200
 
 
@@ -332,11 +332,11 @@ def test_a_large_request_over_http_waits_no_longer_either(
 ) -> None:
     large = {"inputs": [ROW], "parameters": {"filler": "x" * 200_000}}
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
-        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        execution = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
         answer = send(http_server, "POST", "/v2/models/slow/infer", large, {HEADER: "50"})
         assert (answer.status, answer.error) == (503, "Request timeout expired")
         http_server.wait_until_pending("slow", 0)
-        held.release()
+        execution.release()
 
 
 @pytest.mark.parametrize(
@@ -357,9 +357,9 @@ def test_a_time_that_is_none_is_refused_in_words(
     assert send(http_server, "POST", "/v2/models/batched/infer", {"inputs": [ROW]}, {HEADER: "9" * 10}).status == 200
 
 
-def test_who_leaves_before_his_time_is_over_is_cancelled(http_server: Headrace, hold: Hold) -> None:
+def test_client_that_disconnects_before_its_deadline_is_cancelled(http_server: Headrace, hold: Hold) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
-        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        execution = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
         content = json.dumps({"inputs": [ROW]}).encode()
         head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nRequest-Timeout-Ms: 600000\r\n"
         head += b"Content-Length: %d\r\n\r\n"
@@ -367,4 +367,4 @@ def test_who_leaves_before_his_time_is_over_is_cancelled(http_server: Headrace, 
             caller.sendall(head % len(content) + content)
             http_server.wait_until_pending("slow", 1)
         http_server.wait_until_pending("slow", 0)
-        held.release()
+        execution.release()

@@ -135,15 +135,15 @@ def test_a_handle_takes_arrays_and_returns_arrays(handle: Any) -> None:
 
 def test_a_decoupled_model_streams_to_a_handle_and_over_http(handle: Any) -> None:
     inputs = {"prompt": [b"Once"], "words": np.array([5], np.int32), "seed": np.array([1], np.int32)}
-    told = [each["word"][0] for each in handle.options(stream=True).stream.remote("story", inputs)]
-    assert len(told) == 5
+    streamed = [each["word"][0] for each in handle.options(stream=True).stream.remote("story", inputs)]
+    assert len(streamed) == 5
     question, times, words = {"prompt": "Once", "words": 5, "seed": 1}, [], []
     with httpx.stream("POST", f"http://{URL}/v2/models/story/generate_stream", json=question) as stream:
         for line in stream.iter_lines():
             if line:
                 words.append(json.loads(line.removeprefix("data: "))["word"].encode())
                 times.append(time.monotonic())
-    assert words == told
+    assert words == streamed
     assert times[-1] - times[0] > 0.05, "each is sent when it is there"
 
 

@@ -42,8 +42,8 @@ def expected(images: Any) -> Any:
 
 
 def test_a_frame_of_pandas_gets_a_column(folder: Path) -> None:
-    said = run(f"{PANDAS}\nprint(frame['digit'].tolist())", folder)
-    assert said.splitlines()[-1] == str(expected(np.zeros((3, 8, 8), np.uint8)).argmax(1).tolist())
+    stdout = run(f"{PANDAS}\nprint(frame['digit'].tolist())", folder)
+    assert stdout.splitlines()[-1] == str(expected(np.zeros((3, 8, 8), np.uint8)).argmax(1).tolist())
 
 
 def test_ray_data_infers_each_row_once(folder: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_load_that_fails_later_is_told_and_leaves_nothing(
         (KeyError("k"), "repository agent 'second' failed for model 'm': KeyError: 'k'"),
     ],
 )
-def test_what_an_agent_raises_fails_the_load_and_only_those_before_it_are_told(
+def test_error_of_an_agent_fails_the_load_and_only_earlier_agents_are_notified(
     write_model: Any,
     make_server: Callable[..., Server],
     monkeypatch: pytest.MonkeyPatch,
@@ -257,10 +257,10 @@ def test_a_model_that_comes_with_a_request_has_agents_too(
     with serve(make_server) as server:
         on_loop(server, server.load("m", parameters))
         assert [model.version for model in server.served("m")] == [7], "the latest of what the agents have left"
-        given = First.directories[0]
-        assert (given / "1" / "weights").read_bytes() == b"w"
+        directory = First.directories[0]
+        assert (directory / "1" / "weights").read_bytes() == b"w"
         on_loop(server, server.unload("m"))
-        private = given.parent.parent
+        private = directory.parent.parent
         wait_until(lambda: [path.name for path in private.iterdir()] == [".lock"], "nothing of it is left")
-    assert not given.exists()
+    assert not directory.exists()
     assert not First.directories[-1].exists()

@@ -30,7 +30,7 @@ def test_a_file_that_is_not_there_or_lies_elsewhere_is_refused(model: Model, nam
         model.resource_or_above(name)
 
 
-def test_what_counts_in_the_repository_only_is_refused_when_it_was_sent(model: Model) -> None:
+def test_repository_only_setting_is_refused_in_a_load_request(model: Model) -> None:
     model.refuse_if_sent("parameter 'trust'")
     with pytest.raises(
         ConfigError,

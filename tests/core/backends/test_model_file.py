@@ -28,7 +28,7 @@ def test_the_one_file_of_its_directory_or_kind_is_named(tmp_path: Path, files: s
         (tmp_path / name).touch()
     with pytest.raises(LoadError) as refusal:
         Model("m", 1, tmp_path, ModelConfig()).file("model.onnx")
-    said = f"no file '{tmp_path / 'model.onnx'}' for model 'm' version 1"
-    assert refusal.value.message.startswith(said + hint)
-    assert hint or refusal.value.message == said
+    reason = f"no file '{tmp_path / 'model.onnx'}' for model 'm' version 1"
+    assert refusal.value.message.startswith(reason + hint)
+    assert hint or refusal.value.message == reason
     assert ("rename" in refusal.value.message) == ("rename" in hint)

@@ -31,7 +31,7 @@ def test_one_is_made_for_each_key_however_many_ask_at_once() -> None:
     assert found == [found[0], found[1]] * 4
 
 
-def test_whoever_asks_after_a_failure_tries_again() -> None:
+def test_shared_object_is_created_again_after_a_failure() -> None:
     shared = Shared[str, Engine]()
 
     def fail() -> Engine:
@@ -43,7 +43,7 @@ def test_whoever_asks_after_a_failure_tries_again() -> None:
     assert shared.get("cpu", lambda: engine) is engine
 
 
-def test_what_is_shared_goes_when_the_last_instance_has_closed() -> None:
+def test_shared_object_is_freed_when_the_last_instance_has_closed() -> None:
     class Sharing(Backend):
         name = "sharing"
 

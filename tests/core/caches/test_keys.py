@@ -86,7 +86,7 @@ def blake3_of(tensor: Any) -> Any:
     return np.frombuffer(blake3(tensor.tobytes()).digest(), np.uint8)
 
 
-def test_what_cannot_change_it_does_not() -> None:
+def test_fields_without_influence_do_not_change_the_key() -> None:
     other = InferRequest("m", {"b": B, "a": A}, ("z", "y"), "id", "1", {}, 3, 500)
     assert CacheKeys(b"m", ["y", "z"]).key(other) == key({"a": A, "b": B})
     every_second = np.repeat(A, 2)[::2]

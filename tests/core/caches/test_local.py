@@ -22,7 +22,7 @@ def response(floats: int = 4, **parameters: str) -> InferResponse:
     return InferResponse({"y": np.ones(floats, np.float32)}, parameters)
 
 
-def test_what_it_publishes_is_what_it_has_and_how_often_it_made_room() -> None:
+def test_metrics_are_the_used_bytes_and_the_evictions() -> None:
     one = own(response())
     cache = LocalCache(LocalCacheParameters(2 * one.size_bytes))
     for key in (b"a", b"b", b"c", b"d"):
@@ -37,7 +37,7 @@ def test_a_size_must_be_given_in_tritons_words() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60))
-def test_what_was_not_asked_for_longest_is_forgotten_first(steps: list[tuple[int, bool]]) -> None:
+def test_least_recently_used_entry_is_evicted_first(steps: list[tuple[int, bool]]) -> None:
     """Compared with a simple model of a cache with room for three entries."""
     entry = own(response())
     cache = LocalCache(LocalCacheParameters(3 * entry.size_bytes))
@@ -91,11 +91,11 @@ def test_entries_take_no_more_memory_than_they_count(make: object) -> None:
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for number in range(count):
-            kept = own(made)
-            for tensor in kept.outputs.values():
+            entry = own(made)
+            for tensor in entry.outputs.values():
                 if isinstance(tensor, BytesTensor):
                     _ = tensor.offsets
-            cache.put(number.to_bytes(32, "little"), kept)
+            cache.put(number.to_bytes(32, "little"), entry)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -107,9 +107,9 @@ def test_an_entry_keeps_nothing_alive_of_what_it_was_copied_from() -> None:
     received = bytearray(1 << 20)
     view = np.frombuffer(received, np.uint8)[10:20]
     strings = BytesTensor(memoryview(received)[:4], (1,))
-    kept = own(InferResponse({"a": view, "s": strings}))
+    entry = own(InferResponse({"a": view, "s": strings}))
     received[10] = 7
-    assert kept.size_bytes < 5000
-    assert list(np.asarray(kept.outputs["a"])) == [0] * 10
+    assert entry.size_bytes < 5000
+    assert list(np.asarray(entry.outputs["a"])) == [0] * 10
     del view, strings
     received.clear()  # raises BufferError while a view of it exists

@@ -32,11 +32,11 @@ def tensor(datatype: str, shape: list[int], seed: int) -> Any:
         max_size=3,
     ),
 )
-def test_what_was_packed_comes_back(outputs: list[Any], parameters: dict[str, Any]) -> None:
-    given = {f"out {n} é": tensor(*each) for n, each in enumerate(outputs)}
-    found = unpack_response(pack_response(CachedResponse(given, parameters)))
-    assert list(found.outputs) == list(given)
-    for name, sent in given.items():
+def test_packed_response_is_unpacked_unchanged(outputs: list[Any], parameters: dict[str, Any]) -> None:
+    tensors = {f"out {n} é": tensor(*each) for n, each in enumerate(outputs)}
+    found = unpack_response(pack_response(CachedResponse(tensors, parameters)))
+    assert list(found.outputs) == list(tensors)
+    for name, sent in tensors.items():
         came: Any = found.outputs[name]
         assert type(came) is type(sent)
         assert came.shape == sent.shape
@@ -99,6 +99,6 @@ def packed(outputs: Any, parameters: Any = None, content: bytes = b"") -> bytes:
         (b"HRC1" + (100_000).to_bytes(4, "little") + b"[" * 100_000, "not a packed response"),
     ],
 )
-def test_what_is_wrong_is_said(data: bytes, text: str) -> None:
+def test_malformed_bytes_are_refused_with_the_reason(data: bytes, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         unpack_response(data)

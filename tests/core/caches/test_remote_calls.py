@@ -113,7 +113,7 @@ async def test_one_who_leaves_while_the_cache_is_asked_is_not_executed() -> None
     ],
     ids=["data type", "shape", "name", "rank", "2^64", "surrogate"],
 )
-def test_what_the_model_would_never_answer_is_not_believed(wrong: CachedResponse) -> None:
+def test_entry_that_the_model_cannot_return_is_ignored(wrong: CachedResponse) -> None:
     @staged
     async def scene() -> None:
         shelf = Shelf()
@@ -185,9 +185,9 @@ def test_a_dead_cache_costs_one_line_and_comes_back(
 
     with caplog.at_level("INFO"):
         scene()
-    said = [record.getMessage() for record in caplog.records]
+    lines = [record.getMessage() for record in caplog.records]
     shown = f"{type(error).__name__}: {error}"
-    assert said == [
+    assert lines == [
         f"response cache 'shelf' failed, so models answer: {shown}",
         "response cache 'shelf' answers again",
     ]

@@ -212,7 +212,7 @@ def test_booleans_may_be_words_in_quotes() -> None:
         "{max_batch_size:0x4}",
     ],
 )
-def test_what_tritons_parser_refuses_is_refused(text: str) -> None:
+def test_json_that_tritons_parser_refuses_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^Invalid config override: "):
         parse_json(text)
 

@@ -110,7 +110,7 @@ def test_only_the_first_directory_by_name_is_looked_into(tmp_path: Path) -> None
         ('default_model_filename: "net.onnx"', ("", "", "net.onnx")),
     ],
 )
-def test_what_the_config_says_tells_the_rest_without_files(tmp_path: Path, text: str, wanted: Told) -> None:
+def test_config_fields_determine_the_backend_without_files(tmp_path: Path, text: str, wanted: Told) -> None:
     assert told(derived(tmp_path, text)) == wanted
 
 
@@ -218,8 +218,8 @@ def test_defaults_are_filled_in_and_choices_are_kept(tmp_path: Path) -> None:
 def test_preferred_sizes_are_the_whole_batch(tmp_path: Path) -> None:
     base = 'backend: "identity" max_batch_size: 6 '
     assert derived(tmp_path, base + "dynamic_batching { }").dynamic_batching.preferred_batch_size == [6]
-    kept = derived(tmp_path, base + "dynamic_batching { preferred_batch_size: 2 }")
-    assert kept.dynamic_batching.preferred_batch_size == [2]
+    config = derived(tmp_path, base + "dynamic_batching { preferred_batch_size: 2 }")
+    assert config.dynamic_batching.preferred_batch_size == [2]
     oldest = derived(tmp_path, base + "sequence_batching { oldest { } }").sequence_batching
     assert oldest.oldest.preferred_batch_size == [6]
     assert oldest.max_sequence_idle_microseconds == 1_000_000

@@ -150,7 +150,7 @@ def test_every_refused_option_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_be_wrong_to_ignore_is_refused_by_name(name: str) -> None:
+def test_option_that_must_not_be_ignored_is_refused_by_name(name: str) -> None:
     options = ServerOptions(**{name: REFUSED[name]})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} is refused: "):
         support.refuse(options)
@@ -162,7 +162,7 @@ def test_tracing_without_its_distribution_is_refused_with_the_command_that_insta
         Server(options)
 
 
-def test_what_has_no_effect_is_said_once_per_option() -> None:
+def test_option_without_effect_is_logged_once() -> None:
     options = ServerOptions(http_thread_count=3, cache_directory="/opt/c")
     lines = support.without_effect(options)
     assert [line.split()[0] for line in lines] == ["--http-thread-count", "--cache-directory"]

@@ -28,7 +28,7 @@ def test_the_pattern_is_re2s_and_case_does_not_count_unless_it_says_so(
 
 
 @pytest.mark.parametrize("pattern", ["(", "a**", "(?=x)", r"(x)\1", "(?<!x)y", "[z-a]"])
-def test_what_re2_does_not_take_is_refused_by_name(pattern: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pattern_that_re2_lacks_is_refused_by_name(pattern: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"invalid regular expression .* \(RE2\): \S") as caught:
         header_pattern(pattern)
     assert f"'{pattern}'" in str(caught.value)

@@ -53,7 +53,7 @@ def test_requests_of_one_bucket_share_a_batch() -> None:
     assert key(1) == key(4) != key(5) == key(8)
 
 
-def test_what_no_bucket_holds_is_refused_by_name_axis_size_and_buckets() -> None:
+def test_size_above_all_buckets_is_refused_with_name_axis_size_and_buckets() -> None:
     with pytest.raises(InvalidArgument) as caught:
         rules({"pad": [PAD]}).key({"x": np.zeros((1, 9, 4))})
     assert caught.value.message == (
@@ -65,8 +65,8 @@ def test_outputs_follow_the_first_pad_of_their_variable_axis_unless_it_is_said_w
     assert {name: [(cut.axis, cut.must) for cut in cuts] for name, cuts in rules({"pad": [PAD]}).cuts.items()} == {
         "y": [(0, False)]
     }
-    said = rules({"pad": [PAD], "unpad": [{"output": "y", "axis": 0, "input": "x"}]})
-    assert [(cut.axis, cut.pad.name, cut.must) for cut in said.cuts["y"]] == [(0, "x", True)]
+    padding = rules({"pad": [PAD], "unpad": [{"output": "y", "axis": 0, "input": "x"}]})
+    assert [(cut.axis, cut.pad.name, cut.must) for cut in padding.cuts["y"]] == [(0, "x", True)]
     assert rules({"pad": [PAD], "unpad": []}).cuts == {}
 
 
@@ -126,7 +126,7 @@ def test_outputs_follow_the_first_pad_of_their_variable_axis_unless_it_is_said_w
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(parameter: Any, why: str) -> None:
+def test_invalid_padding_is_reported_with_its_place(parameter: Any, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rules(parameter)
     assert caught.value.message.startswith(f"model 'm': parameter 'padding': {why}")

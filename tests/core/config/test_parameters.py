@@ -22,13 +22,13 @@ class Parameters:
     session: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": "session."})
 
 
-def parse(**given: str) -> Parameters:
-    return parse_parameters(Parameters, given_map(given))
+def parse(**texts: str) -> Parameters:
+    return parse_parameters(Parameters, given_map(texts))
 
 
-def given_map(given: Mapping[str, str]) -> Mapping[str, ModelParameter]:
+def given_map(texts: Mapping[str, str]) -> Mapping[str, ModelParameter]:
     config = ModelConfig()
-    for key, value in given.items():
+    for key, value in texts.items():
         config.parameters[key].string_value = value
     return config.parameters
 
@@ -70,7 +70,7 @@ def test_an_unknown_key_is_passed_over_and_told_with_the_known_ones_and_the_near
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("texts", "message"),
     [
         ({"threads": "four"}, "parameter 'threads' is 'four', expected a whole number"),
         ({"threads": ""}, "parameter 'threads' is '', expected a whole number"),
@@ -80,9 +80,9 @@ def test_an_unknown_key_is_passed_over_and_told_with_the_known_ones_and_the_near
         ({"fast": "2"}, "parameter 'fast' is '2', expected true or false"),
     ],
 )
-def test_a_bad_value_names_key_value_and_type(given: dict[str, str], message: str) -> None:
+def test_a_bad_value_names_key_value_and_type(texts: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(**given)
+        parse(**texts)
     assert caught.value.message == message
 
 
@@ -94,7 +94,7 @@ def test_a_backend_without_parameters_takes_any_and_reads_none() -> None:
     assert parse_parameters(NoParameters, given_map({"anything": "goes"})) == NoParameters()
 
 
-def test_what_the_class_itself_refuses_is_a_config_error() -> None:
+def test_error_of_the_parameters_class_is_a_config_error() -> None:
     @dataclass(frozen=True)
     class Positive:
         threads: int = 1
@@ -119,10 +119,10 @@ class Odd:
 
 @pytest.mark.parametrize("kind", ["process", "thread", "elsewhere"])
 def test_any_model_may_say_how_its_instances_are_isolated(kind: str) -> None:
-    given = given_map({"isolation": kind})
-    assert read_isolation(given) == kind
-    assert parse_parameters(Parameters, given) == Parameters()
-    assert check(Parameters, given) == []
+    parameters = given_map({"isolation": kind})
+    assert read_isolation(parameters) == kind
+    assert parse_parameters(Parameters, parameters) == Parameters()
+    assert check(Parameters, parameters) == []
 
 
 def test_without_the_parameter_isolation_is_the_backends_choice() -> None:

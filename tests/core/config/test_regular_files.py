@@ -39,7 +39,7 @@ def special(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.timeout(20)
-def test_what_is_not_regular_is_refused_at_once(special: tuple[Path, str]) -> None:
+def test_file_that_is_not_regular_is_refused_without_waiting(special: tuple[Path, str]) -> None:
     path, kind = special
     for read in (open_regular, read_regular, lambda path: in_memory(path).__enter__()):
         with pytest.raises(OSError, match=f"it is {kind}, not a regular file"):

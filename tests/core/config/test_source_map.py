@@ -65,7 +65,7 @@ def test_an_absent_field_is_found_at_the_message_around_it(path: str, marked: st
 
 
 @pytest.mark.parametrize("path", ["", "name", "input[3].dims", "parameters['b']", "nothing.at[1].all"])
-def test_what_is_absent_at_the_top_is_nowhere(path: str) -> None:
+def test_absent_field_at_the_top_has_no_position(path: str) -> None:
     source_map = SourceMap('input { name: "a" } parameters { key: "a" value { } }', ModelConfig.DESCRIPTOR)
     assert source_map.find(path) is None
     assert not source_map.holds(path)

@@ -35,7 +35,7 @@ def test_gpus_without_a_limit_are_not_asked() -> None:
     refuse_beyond({0: 0.5}, PLACEMENTS, {0: 0.5}.__getitem__)
 
 
-def test_what_cannot_be_told_refuses_too() -> None:
+def test_unknown_gpu_memory_is_refused() -> None:
     def broken(gpu: int) -> float:
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 

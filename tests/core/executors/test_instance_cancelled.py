@@ -32,12 +32,12 @@ class Leaving(Runner):
 
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("meanwhile", range(4))
-def test_nobody_gets_the_answer_of_another_whoever_leaves_and_when(before: int, meanwhile: int) -> None:
+def test_requests_get_their_own_answers_when_others_are_cancelled(before: int, meanwhile: int) -> None:
     tickets = [make_ticket("m", {"x": np.ones(1)}, id=str(number)) for number in range(4)]
     tickets[before].cancel()
-    given, _ = run_batch(Leaving([tickets[meanwhile]]), tickets)
-    assert len(given) == len(tickets)
-    for number, answer in enumerate(given):
+    answers, _ = run_batch(Leaving([tickets[meanwhile]]), tickets)
+    assert len(answers) == len(tickets)
+    for number, answer in enumerate(answers):
         if number == before:
             assert isinstance(answer, Cancelled)
         else:

@@ -30,8 +30,8 @@ def test_a_request_whose_caller_has_gone_is_cancelled_and_no_failure_of_the_back
     batch = [make_ticket("m", {"x": np.full((1, 1), x, np.float32)}, _unheard) for x in (1, 2, -1, -1)]
     batch[1].cancel()
     batch[3].cancel()
-    given, times = run_batch(runner, batch)
-    answers = [answer for answer in given if answer is not LATER]
+    returned, times = run_batch(runner, batch)
+    answers = [answer for answer in returned if answer is not LATER]
     recorder.batch(batch, batch, answers, times)
     counted = statistics.snapshot()
     assert (counted.success.count, counted.cancelled.count, counted.backend_failures.count) == (1, 2, 1)

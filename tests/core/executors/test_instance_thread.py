@@ -363,7 +363,7 @@ def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> Non
     asyncio.run(scenario())
 
 
-def test_where_instances_are_not_alike_calls_come_one_at_a_time() -> None:
+def test_instances_that_differ_get_calls_one_at_a_time() -> None:
     async def scenario() -> None:
         async with together(Apart) as scene:
             answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(4)]

@@ -79,7 +79,7 @@ def test_a_quarter_is_enough_to_come_since_the_others_may_have_waited_for_the_in
     assert played.run(SHORT_NS, WINDOW // 4)
 
 
-def test_who_has_blocked_lately_does_not_come(played: Played) -> None:
+def test_instance_that_has_blocked_lately_does_not_move_to_the_loop(played: Played) -> None:
     assert not played.run(BLOCKED_NS + 1)
     assert not played.run(SHORT_NS, WINDOW - 1)
     assert played.run(SHORT_NS, WINDOW)
@@ -91,7 +91,7 @@ def test_one_long_execution_leaves_the_loop_at_once(played: Played) -> None:
     assert not played.run(LONG_NS + 1)
 
 
-def test_who_takes_a_second_after_an_hour_of_short_executions_has_the_loop_late_once(played: Played) -> None:
+def test_execution_of_a_second_after_an_hour_of_short_ones_delays_the_loop_once(played: Played) -> None:
     played.come()
     hour_ns, pause_ns = 3600 * SECOND, 50_000_000
     assert played.run(SHORT_NS, hour_ns // (SHORT_NS + pause_ns), pause_ns=pause_ns)
@@ -117,7 +117,7 @@ def test_executions_that_a_busy_machine_makes_twice_as_long_stay_on_the_loop(pla
     assert played.run(2 * SHORT_NS, 100 * WINDOW)
 
 
-def test_what_a_long_execution_waited_for_a_core_does_not_count(played: Played) -> None:
+def test_wait_of_a_long_execution_for_a_core_does_not_count(played: Played) -> None:
     played.come()
     for _ in range(3 * WINDOW):
         played.loop_time.waited_ns += SECOND
@@ -150,26 +150,26 @@ def test_a_wait_before_the_window_excuses_nothing(played: Played, executions: in
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how long a thread waited for a core")
 def test_the_wait_is_that_of_the_thread_that_made_it_as_the_kernel_counts_it() -> None:
     kernels = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-    loop_time, told = LoopTime(), []
+    loop_time, waits_ns = LoopTime(), []
 
     def waited_ns() -> int:
         return int(kernels.read_text().split()[1])
 
     before_ns = waited_ns()
-    thread = threading.Thread(target=lambda: told.append(loop_time.core_wait_ns()))
+    thread = threading.Thread(target=lambda: waits_ns.append(loop_time.core_wait_ns()))
     thread.start()
     thread.join()
-    assert before_ns <= told[0] <= waited_ns()
+    assert before_ns <= waits_ns[0] <= waited_ns()
     assert before_ns > 0
 
 
-def test_who_would_take_half_of_the_loops_time_leaves_it(played: Played) -> None:
+def test_instance_that_would_take_half_of_the_loops_time_moves_off_it(played: Played) -> None:
     played.come()
     assert played.run(SHORT_NS, WINDOW, pause_ns=SHORT_NS * 11 // 10)
     assert not played.run(SHORT_NS, WINDOW, pause_ns=SHORT_NS * 9 // 10)
 
 
-def test_who_finds_that_all_together_take_half_of_the_loops_time_leaves_it(played: Played) -> None:
+def test_instance_moves_off_the_loop_if_all_together_take_half_of_its_time(played: Played) -> None:
     played.come()
     assert played.run(SHORT_NS, WINDOW)
     played.loop_time.spent_ns += WINDOW * (SHORT_NS + PAUSE_NS) // 2 - 2 * WINDOW * SHORT_NS
@@ -179,7 +179,7 @@ def test_who_finds_that_all_together_take_half_of_the_loops_time_leaves_it(playe
     assert not played.run(SHORT_NS, WINDOW - 1)
 
 
-def test_who_has_left_stays_away_a_hundred_times_as_long_as_it_took(played: Played) -> None:
+def test_instance_stays_off_the_loop_a_hundred_times_as_long_as_it_took(played: Played) -> None:
     played.come()
     assert not played.run(SECOND, pause_ns=0)
     played.wait(AWAY_TIMES * SECOND - WINDOW * SHORT_NS - 1)
@@ -187,7 +187,7 @@ def test_who_has_left_stays_away_a_hundred_times_as_long_as_it_took(played: Play
     assert played.run(SHORT_NS, WINDOW, pause_ns=0)
 
 
-def test_who_leaves_soon_after_it_came_back_stays_away_twice_as_long_each_time(played: Played) -> None:
+def test_instance_that_soon_moves_off_again_stays_away_twice_as_long_each_time(played: Played) -> None:
     away: list[int] = []
     for _ in range(15):
         left_ns = played.now_ns
@@ -200,7 +200,7 @@ def test_who_leaves_soon_after_it_came_back_stays_away_twice_as_long_each_time(p
         assert abs(ns - min(AWAY_NS << turn, MOST_AWAY_NS)) <= 2 * window_ns
 
 
-def test_who_stays_on_the_loop_for_as_long_as_it_was_away_is_forgiven(played: Played) -> None:
+def test_instance_that_stays_on_the_loop_as_long_as_it_was_away_starts_anew(played: Played) -> None:
     for _ in range(5):
         played.come()
         assert not played.run(LONG_NS + 1)

@@ -121,7 +121,7 @@ def test_a_last_answer_that_was_sent_is_recorded_before_it_is_given_out() -> Non
     assert told(lambda sink: sink.send(ticket("a"), None, True))[0] == ["a was late", "a ends"]
 
 
-def test_what_is_sent_after_the_loop_has_closed_is_dropped() -> None:
+def test_answer_sent_after_the_loop_has_closed_is_dropped() -> None:
     loop, source = asyncio.new_event_loop(), Told()
     loop.close()
     LoopSink(source, loop, source.late).send(ticket("a"), None, True)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever
 
 
 @pytest.mark.parametrize("answer", [None, HeadraceError("no", Code.INTERNAL)])
-def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
+def test_answer_that_is_no_response_waits_for_the_loop(answer: Answer) -> None:
     one = ticket("a")
     one.respond_at_once = lambda response: pytest.fail("this was no response")
     assert told(lambda sink: sink.deliver([one], [answer]))[0] == ["a ends"]
@@ -159,7 +159,7 @@ def test_a_last_response_does_not_pass_an_earlier_one() -> None:
     assert told(send)[0] == ["a goes on", "a ends"]
 
 
-def test_what_the_loop_has_run_is_given_out_at_once_behind_what_was_sent_before() -> None:
+def test_batch_that_ran_on_the_loop_is_delivered_at_once_after_earlier_answers() -> None:
     async def scenario() -> None:
         source = Told()
         sink = LoopSink(source, asyncio.get_running_loop(), source.late)  # type: ignore[arg-type]

@@ -78,8 +78,8 @@ def test_rows_of_other_dims_than_the_configs_are_an_error_with_both(
     spec = Spec("y", dtypes.FP32, dims, reshape=reshape)
     with pytest.raises(BackendError) as caught:
         OutputSchema("m", "1", {"y": spec}, batched).accept(spec, np.zeros(shape, np.float32), 1)
-    said = f"model 'm': output 'y' has shape {list(shape)}, but the config says {expected}"
-    assert caught.value.message == said
+    message = f"model 'm': output 'y' has shape {list(shape)}, but the config says {expected}"
+    assert caught.value.message == message
 
 
 def test_an_output_taken_as_given_that_the_config_lacks_is_dropped_beside_one_that_it_has() -> None:

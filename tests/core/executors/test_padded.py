@@ -91,13 +91,13 @@ def test_lengths_and_a_mask_tell_the_model_what_is_there() -> None:
     model = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}], "pad_batch_to": [4, 8]})
     instance = Records()
     run_batch(runner(model, instance), sent(model, row(1, 2), np.array([[3], [5]], np.float32)))
-    (given,) = instance.given
-    assert (given["n"].tolist(), given["n"].dtype) == ([2, 1, 1, 0], np.int32)
-    assert given["there"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
-    assert given["there"].dtype == np.float32
+    (inputs,) = instance.given
+    assert (inputs["n"].tolist(), inputs["n"].dtype) == ([2, 1, 1, 0], np.int32)
+    assert inputs["there"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert inputs["there"].dtype == np.float32
 
 
-def test_what_has_its_size_already_goes_through_uncopied() -> None:
+def test_input_that_has_its_size_is_not_copied() -> None:
     model, instance = config({"pad": [PAD], "pad_batch_to": [1, 8]}), Records()
     (ticket,) = sent(model, row(1, 2, 3, 4))
     run_batch(runner(model, instance), [ticket])
@@ -123,8 +123,8 @@ def test_each_request_gets_what_it_would_get_alone_and_unpadded(
         answers, _ = run_batch(runner(model, instance), batch)
         for ticket, answer in zip(batch, answers, strict=True):
             np.testing.assert_array_equal(y(answer), 2 * np.asarray(ticket.request.inputs["x"]) + 1)
-    assert {given["x"].shape[1:] for given in instance.given} <= {(4, 4), (4, 6), (6, 4), (6, 6)}
-    assert not fills_rows or {given["x"].shape[0] for given in instance.given} <= {2, 8}
+    assert {padded_inputs["x"].shape[1:] for padded_inputs in instance.given} <= {(4, 4), (4, 6), (6, 4), (6, 6)}
+    assert not fills_rows or {padded_inputs["x"].shape[0] for padded_inputs in instance.given} <= {2, 8}
 
 
 def test_an_output_that_does_not_follow_is_left_as_it_is() -> None:
@@ -200,8 +200,8 @@ class Heard:
 def test_a_backend_that_is_given_requests_gets_each_of_them_padded() -> None:
     model, instance = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}]}), PerRequest()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), row(3)))
-    assert [given["x"].tolist() for given in instance.given] == [[[1, 2, -1, -1]], [[3, -1, -1, -1]]]
-    assert [given["n"].tolist() for given in instance.given] == [[2], [1]]
+    assert [inputs["x"].tolist() for inputs in instance.given] == [[[1, 2, -1, -1]], [[3, -1, -1, -1]]]
+    assert [inputs["n"].tolist() for inputs in instance.given] == [[2], [1]]
     assert instance.given[1]["there"].tolist() == [[1, 0, 0, 0]]
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]]]
 
@@ -212,18 +212,18 @@ def test_every_response_of_a_stream_is_cut() -> None:
     padded.connect(heard)
     (answer,), _ = padded.run(sent(model, row(1, 2)))
     assert answer is None
-    assert [(y(said).tolist(), final) for said, final in heard.said] == [([[2, 4]], False), ([[1, 2]], False)]
+    assert [(y(response).tolist(), final) for response, final in heard.said] == [([[2, 4]], False), ([[1, 2]], False)]
 
 
 def test_an_answer_that_comes_later_is_cut_and_then_nothing_is_kept() -> None:
     model, heard, instance = config({"pad": [PAD]}), Heard(), Later()
     padded = runner(model, instance)
     padded.connect(heard)
-    given, _ = padded.run(sent(model, row(1, 2)))
-    assert given == [LATER]
+    answers, _ = padded.run(sent(model, row(1, 2)))
+    assert answers == [LATER]
     call = instance.calls.pop()
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
-    assert [(y(said).tolist(), final) for said, final in heard.said] == [([[1, 2]], True)]
+    assert [(y(answer).tolist(), final) for answer, final in heard.said] == [([[1, 2]], True)]
     assert vars(padded)["_asked"] == {}
 
 
@@ -235,7 +235,7 @@ def test_a_batch_of_requests_is_filled_up_by_one_more_that_nobody_sent() -> None
     assert len(answers) == len(tickets)
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]]]
     *_, filling = instance.given
-    assert sum(len(given["x"]) for given in instance.given) == 4
+    assert sum(len(inputs["x"]) for inputs in instance.given) == 4
     assert filling["x"].tolist() == [[-1] * 4] * 2
     assert (filling["n"].tolist(), filling["n"].dtype) == ([0, 0], np.int32)
     assert filling["there"].tolist() == [[0] * 4] * 2
@@ -243,12 +243,12 @@ def test_a_batch_of_requests_is_filled_up_by_one_more_that_nobody_sent() -> None
     assert len(instance.given) == 4  # a bucket of one row is full with one
 
 
-def test_what_the_request_that_fills_a_batch_is_answered_is_heard_by_nobody() -> None:
+def test_answer_to_the_padding_request_is_dropped() -> None:
     model, heard, instance = config({"pad_batch_to": [4, 8]}), Heard(), Later()
     padded = runner(model, instance)
     padded.connect(heard)
-    given, _ = padded.run(sent(model, row(1, 2)))
-    assert given == [LATER]
+    answers, _ = padded.run(sent(model, row(1, 2)))
+    assert answers == [LATER]
     assert len(padded.unanswered) == 2
     call, filling = instance.calls
     for _ in range(2 * UNREAD):  # no client reads it, and the model does not wait
@@ -256,7 +256,7 @@ def test_what_the_request_that_fills_a_batch_is_answered_is_heard_by_nobody() ->
     filling.send(None)
     assert heard.said == []
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
-    assert [(y(said).tolist(), final) for said, final in heard.said] == [([[1, 2]], True)]
+    assert [(y(answer).tolist(), final) for answer, final in heard.said] == [([[1, 2]], True)]
     assert not padded.unanswered
     assert vars(padded)["_asked"] == {}
 
@@ -278,10 +278,10 @@ def test_strings_are_filled_with_the_text_and_cut_again(value: Mapping[str, str]
     pad = {"input": "x", "axis": 0, "buckets": [3], "length": LENGTH, **value}
     model, instance = config({"pad": [pad], "pad_batch_to": [4, 8]}, STRINGS), Records()
     answers, _ = run_batch(runner(model, instance), sent(model, strings(["a", "bc"]), strings(["d"], ["e"])))
-    (given,) = instance.given
+    (inputs,) = instance.given
     rows = [[b"a", b"bc", filling], [b"d", filling, filling], [b"e", filling, filling], [filling] * 3]
-    assert given["x"].to_objects().tolist() == rows
-    assert given["n"].tolist() == [2, 1, 1, 0]
+    assert inputs["x"].to_objects().tolist() == rows
+    assert inputs["n"].tolist() == [2, 1, 1, 0]
     assert [y(answer).to_objects().tolist() for answer in answers] == [[[b"a", b"bc"]], [[b"d"], [b"e"]]]
 
 
@@ -289,5 +289,5 @@ def test_strings_of_a_backend_that_is_given_requests_are_padded_too() -> None:
     pad = {"input": "x", "axis": 0, "buckets": [2], "value": "-"}
     model, instance = config({"pad": [pad], "pad_batch_to": [2, 8]}, STRINGS), PerRequest()
     (answer,), _ = run_batch(runner(model, instance), sent(model, strings(["a"])))
-    assert [given["x"].to_objects().tolist() for given in instance.given] == [[[b"a", b"-"]], [[b"-", b"-"]]]
+    assert [inputs["x"].to_objects().tolist() for inputs in instance.given] == [[[b"a", b"-"]], [[b"-", b"-"]]]
     assert y(answer).to_objects().tolist() == [[b"a"]]

@@ -65,7 +65,7 @@ def made(kind: str, datatype: str = "TYPE_INT32") -> str:
 
 
 def sent(model: ModelConfig, *inputs: Mapping[str, Any], **fields: Any) -> list[Ticket]:
-    tickets = [make_ticket("m", given, **fields) for given in inputs]
+    tickets = [make_ticket("m", each, **fields) for each in inputs]
     for ticket in tickets:
         Signature("m", model).check(ticket)
     return tickets
@@ -92,11 +92,11 @@ SCATTER = 'batch_output { target_name: "y" kind: BATCH_SCATTER_WITH_INPUT_SHAPE 
 def test_the_example_of_tritons_documentation(datatype: str) -> None:
     model, instance = config(X % -1 + Y % -1 + made(KINDS[1], datatype) + SCATTER), Records()
     run_batch(runner(model, instance), sent(model, *of_shapes((1, 3), (1, 4), (1, 5))))
-    (given,) = instance.given
-    assert given["x"].shape == (12,)
-    assert given["x"].tolist() == [*range(100, 112)]
-    assert given[KINDS[1]].tolist() == [3, 7, 12]
-    assert given[KINDS[1]].dtype == {"TYPE_FP32": np.float32, "TYPE_INT32": np.int32}[datatype]
+    (received,) = instance.given
+    assert received["x"].shape == (12,)
+    assert received["x"].tolist() == [*range(100, 112)]
+    assert received[KINDS[1]].tolist() == [3, 7, 12]
+    assert received[KINDS[1]].dtype == {"TYPE_FP32": np.float32, "TYPE_INT32": np.int32}[datatype]
 
 
 #: Of a request of two rows of [3, 1] and one of a row of [2, 2]: the example in Triton's config, and arithmetic.
@@ -114,10 +114,10 @@ def test_every_kind_of_batch_input(datatype: str) -> None:
     text = "".join(made(kind, datatype) for kind in KINDS)
     model, instance = config(X % "-1, -1" + Y % "-1, -1" + text + SCATTER), Records()
     run_batch(runner(model, instance), sent(model, *of_shapes((2, 3, 1), (1, 2, 2))))
-    (given,) = instance.given
-    assert {kind: given[kind].tolist() for kind in EXAMPLE} == EXAMPLE
-    assert given["BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"].shape == (6,)
-    assert {given[kind].dtype for kind in KINDS} == {np.dtype(np.float32 if datatype == "TYPE_FP32" else np.int32)}
+    (received,) = instance.given
+    assert {kind: received[kind].tolist() for kind in EXAMPLE} == EXAMPLE
+    assert received["BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"].shape == (6,)
+    assert {received[kind].dtype for kind in KINDS} == {np.dtype(np.float32 if datatype == "TYPE_FP32" else np.int32)}
 
 
 def test_a_request_alone_is_a_ragged_batch_too() -> None:
@@ -174,7 +174,7 @@ def test_the_culprit_of_a_ragged_batch_fails_alone() -> None:
     answers, _ = run_batch(runner(model, instance), sent(model, *requests))
     assert outputs(answers[0])["y"].tolist() == [[100, 101, 102]]
     assert isinstance(answers[1], BackendError)
-    assert [given[KINDS[1]].tolist() for given in instance.given] == [[3, 4], [3], [1]]
+    assert [received[KINDS[1]].tolist() for received in instance.given] == [[3, 4], [3], [1]]
 
 
 class Short(Instance):

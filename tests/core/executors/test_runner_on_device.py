@@ -34,9 +34,9 @@ class OnDevice(Instance):
         self.copies: list[tuple[int, ...]] = []
 
     def execute(self, inputs: Tensors) -> Tensors:
-        given: Any = inputs["x"]
-        self.given.append(given)
-        parts = given.parts if isinstance(given, StackedTensors) else [given]
+        tensor: Any = inputs["x"]
+        self.given.append(tensor)
+        parts = tensor.parts if isinstance(tensor, StackedTensors) else [tensor]
         x = np.concatenate([part.memory if isinstance(part, PlayedDeviceTensor) else part for part in parts])
         if (x == 13).any():
             raise ValueError("unlucky")
@@ -80,18 +80,18 @@ def test_an_output_that_nobody_wants_is_not_copied() -> None:
 def test_an_instance_is_told_if_a_caller_takes_results_on_the_device() -> None:
     instance = OnDevice()
     runner = runner_for(instance, SCHEMA)
-    for asked, wants in (((None, None), False), ((None, {"y": True}), True), ((None,), False)):
-        run_batch(runner, [ticket(rows(1), each) for each in asked])
+    for on_device, wants in (((None, None), False), ((None, {"y": True}), True), ((None,), False)):
+        run_batch(runner, [ticket(rows(1), each) for each in on_device])
         assert instance.wants_device_tensors is wants
 
 
-def test_what_stays_on_the_device_is_not_copied() -> None:
-    instance, given = OnDevice(), PlayedDeviceTensor(rows(1))
-    (answer,), _ = run_batch(runner_for(instance, SCHEMA), [ticket(given, {"y": False}, ("y",))])
-    assert instance.given == [given]
+def test_output_that_stays_on_the_device_is_not_copied() -> None:
+    instance, tensor = OnDevice(), PlayedDeviceTensor(rows(1))
+    (answer,), _ = run_batch(runner_for(instance, SCHEMA), [ticket(tensor, {"y": False}, ("y",))])
+    assert instance.given == [tensor]
     found = outputs(answer)["y"]
     assert isinstance(found, PlayedDeviceTensor)
-    assert (instance.copies, given.copies) == ([], [])
+    assert (instance.copies, tensor.copies) == ([], [])
     assert found.memory.tolist() == [[2, 2]]
 
 
@@ -107,8 +107,8 @@ def test_an_output_for_both_is_copied_once_and_the_copy_waits_with_it() -> None:
 
 
 def test_requests_of_a_batch_get_their_rows_where_each_wants_them() -> None:
-    instance, given = OnDevice(), PlayedDeviceTensor(rows(1))
-    batch = [ticket(given, {"y": False}, ("y",)), ticket(rows(2, 3), None, ("y",))]
+    instance, tensor = OnDevice(), PlayedDeviceTensor(rows(1))
+    batch = [ticket(tensor, {"y": False}, ("y",)), ticket(rows(2, 3), None, ("y",))]
     answers, _ = run_batch(runner_for(instance, SCHEMA), batch)
     (stacked,) = instance.given
     assert isinstance(stacked, StackedTensors)
@@ -118,7 +118,7 @@ def test_requests_of_a_batch_get_their_rows_where_each_wants_them() -> None:
     assert type(outputs(answers[1])["y"]) is np.ndarray
     assert outputs(answers[1])["y"].tolist() == [[4, 4], [6, 6]]
     assert instance.copies == [(3, 2)]
-    assert given.copies == []
+    assert tensor.copies == []
 
 
 def test_a_request_that_fails_fails_alone() -> None:

@@ -83,11 +83,11 @@ def test_last_answers_sent_while_the_batch_is_accepted_are_returned_together() -
     assert seen.all.empty()
 
 
-def test_what_accept_returns_is_each_calls_last_answer_but_for_those_answered_otherwise() -> None:
-    held: list[Call] = []
+def test_result_of_accept_is_the_last_answer_of_each_call_without_one() -> None:
+    accepted: list[Call] = []
 
     def accept(calls: list[Call]) -> list[Answer]:
-        held.extend(calls)
+        accepted.extend(calls)
         calls[1].send(response(1))
         return [response(0, z=np.zeros((1, 1), np.float32)), response(9), None, HeadraceError("no")]
 
@@ -98,10 +98,10 @@ def test_what_accept_returns_is_each_calls_last_answer_but_for_those_answered_ot
     assert (first.model_name, first.id, list(first.outputs)) == ("m", "7", ["z"])  # signed, as what is sent
     assert (value(sent), later, str(failed)) == (1, LATER, "no")
     assert runner.unanswered == (tickets[2],)
-    for call in (held[0], held[1], held[3]):
+    for call in (accepted[0], accepted[1], accepted[3]):
         with pytest.raises(BackendError, match="an answer after the last one"):
             call.send(response(5))
-    held[2].send(response(2))
+    accepted[2].send(response(2))
     assert [(request is tickets[2], value(answer)) for request, answer, _ in (seen.next(),)] == [(True, 2)]
     assert seen.all.empty()
 
@@ -118,19 +118,19 @@ def test_too_few_answers_fail_all_that_have_none() -> None:
     assert "the backend gave 1 answers for 2 requests" in failed.message
 
 
-def test_whoever_left_meanwhile_is_told_so_whatever_is_returned() -> None:
-    gone = ticket()
+def test_request_abandoned_during_its_execution_is_answered_as_cancelled() -> None:
+    abandoned = ticket()
 
     def accept(calls: list[Call]) -> list[Answer]:
-        gone.abandoned = True  # the thread that hears of it comes to `leave` a moment later
+        abandoned.abandoned = True  # the thread that hears of it comes to `leave` a moment later
         return [response(0), response(1)]
 
     runner, seen = runner_of(accept)
-    (answer, other), _ = runner.run([gone, ticket()])
+    (answer, other), _ = runner.run([abandoned, ticket()])
     assert isinstance(answer, Cancelled)
     assert value(other) == 1
-    if gone.on_cancel is not None:
-        gone.on_cancel(gone)
+    if abandoned.on_cancel is not None:
+        abandoned.on_cancel(abandoned)
     assert seen.all.empty()
 
 
@@ -167,12 +167,12 @@ def test_an_answer_carries_model_version_and_id_and_only_the_outputs_requested()
 
 
 def test_an_answer_after_the_batch_goes_through_the_outlet() -> None:
-    held: list[Call] = []
-    runner, seen = runner_of(held.extend)
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
     early, late = ticket(), ticket()
     assert list(runner.run([early, late])[0]) == [LATER, LATER]
-    on_a_thread(lambda: held[1].send(response(1)))
-    held[0].send(response(2))
+    on_a_thread(lambda: calls[1].send(response(1)))
+    calls[0].send(response(2))
     assert [(r is late, value(a), final) for r, a, final in (seen.next(), seen.next())] == [
         (True, 1, True),
         (False, 2, True),
@@ -180,12 +180,12 @@ def test_an_answer_after_the_batch_goes_through_the_outlet() -> None:
 
 
 def test_an_answer_to_an_earlier_batch_is_not_taken_for_one_of_this() -> None:
-    held: list[Call] = []
+    open_calls: list[Call] = []
 
     def answer_the_one_before(calls: list[Call]) -> None:
-        for call in held:
+        for call in open_calls:
             call.send(response(1))
-        held[:] = calls
+        open_calls[:] = calls
 
     runner, seen = runner_of(answer_the_one_before)
     first, second = ticket(), ticket()
@@ -259,22 +259,22 @@ def test_an_output_that_breaks_the_contract_is_an_error_of_that_request_only(
 
 @pytest.mark.parametrize("final", [True, False])
 def test_an_answer_after_the_last_is_refused_to_the_author_and_not_sent(final: bool) -> None:
-    held: list[Call] = []
-    runner, seen = runner_of(held.extend)
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
     runner.run([ticket()])
-    held[0].send(response(1))
+    calls[0].send(response(1))
     with pytest.raises(BackendError, match="model 'm': an answer after the last one"):
-        held[0].send(response(2), final)
+        calls[0].send(response(2), final)
     assert value(seen.next()[1]) == 1
     assert seen.all.empty()
 
 
 def test_nothing_is_refused_as_an_answer_that_is_not_the_last() -> None:
-    held: list[Call] = []
-    runner_of(held.extend)[0].run([ticket()])
+    calls: list[Call] = []
+    runner_of(calls.extend)[0].run([ticket()])
     with pytest.raises(BackendError, match="must not be None"):
-        held[0].send(None, final=False)
-    held[0].send(None)
+        calls[0].send(None, final=False)
+    calls[0].send(None)
 
 
 def test_a_call_that_is_let_go_while_the_batch_is_accepted_is_answered_with_the_batch() -> None:
@@ -285,27 +285,27 @@ def test_a_call_that_is_let_go_while_the_batch_is_accepted_is_answered_with_the_
 
 
 def test_a_call_that_is_let_go_later_is_answered_once() -> None:
-    held: list[Call] = []
-    runner, seen = runner_of(held.extend)
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
     one = ticket()
     runner.run([one])
     assert seen.all.empty()
-    held.clear()
-    asked, answer, final = seen.next()
-    assert (asked is one, str(answer), final) == (True, "model 'm': the backend gave no last answer", True)
+    calls.clear()
+    answered_ticket, answer, final = seen.next()
+    assert (answered_ticket is one, str(answer), final) == (True, "model 'm': the backend gave no last answer", True)
     runner.close()
     assert seen.all.empty()
 
 
 def test_after_the_caller_has_gone_responses_are_dropped_and_the_last_answer_says_so() -> None:
-    held: list[Call] = []
-    runner, seen = runner_of(held.extend)
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
     one = ticket("a")
     runner.run([one])
-    held[0].send(response(1), final=False)
+    calls[0].send(response(1), final=False)
     one.cancel()
-    held[0].send(response(2), final=False)
-    held[0].send(response(3))
+    calls[0].send(response(2), final=False)
+    calls[0].send(response(3))
     assert value(seen.next()[1]) == 1
     _, answer, final = seen.next()
     assert isinstance(answer, Cancelled)
@@ -313,13 +313,13 @@ def test_after_the_caller_has_gone_responses_are_dropped_and_the_last_answer_say
     assert seen.all.empty()
 
 
-def stopped(runner: Runner, held: list[Call], seen: Seen) -> threading.Thread:
+def stopped(runner: Runner, calls: list[Call], seen: Seen) -> threading.Thread:
     """A thread that sends without end, stopped because its caller does not read."""
 
     def flood() -> None:
         while True:
             try:
-                held[0].send(response(0), final=False)
+                calls[0].send(response(0), final=False)
             except BackendError:
                 return
 
@@ -332,70 +332,70 @@ def stopped(runner: Runner, held: list[Call], seen: Seen) -> threading.Thread:
 
 @pytest.mark.parametrize("has_responded", [False, True])
 def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: bool) -> None:
-    kept: list[Call] = []
-    runner, seen = runner_of(kept.extend)
-    asked = ticket("kept")
-    assert run_batch(runner, [asked])[0] == [LATER]
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
+    request = ticket("kept")
+    assert run_batch(runner, [request])[0] == [LATER]
     if has_responded:
-        kept[0].send(response(1), final=False)
+        calls[0].send(response(1), final=False)
         assert seen.next()[2] is False
-    asked.cancel()
+    request.cancel()
     who, answer, final = seen.next()
-    assert (who, type(answer), final) == (asked, Cancelled, True)
-    kept[0].send(response(2), final=False)
-    kept[0].send(None)
+    assert (who, type(answer), final) == (request, Cancelled, True)
+    calls[0].send(response(2), final=False)
+    calls[0].send(None)
     assert seen.all.empty()
 
 
 def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once() -> None:
-    asked = ticket("left")
+    request = ticket("left")
 
     def leave_and_answer(calls: list[Call]) -> None:
-        on_a_thread(asked.cancel)
+        on_a_thread(request.cancel)
         calls[0].send(response(1))
 
     runner, seen = runner_of(leave_and_answer)
-    assert run_batch(runner, [asked])[0] == [LATER]
+    assert run_batch(runner, [request])[0] == [LATER]
     assert type(seen.next()[1]) is Cancelled
     assert seen.all.empty()
 
 
 def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
-    held: list[Call] = []
-    runner, seen = runner_of(held.extend)
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
     one = ticket()
     runner.run([one])
-    thread = stopped(runner, held, seen)
+    thread = stopped(runner, calls, seen)
     thread.join(0.1)
     assert seen.all.empty()
     for _ in range(10 * UNREAD):
         one.read()
     for _ in range(10 * UNREAD):
         seen.next()
-    held[0].send(None)
+    calls[0].send(None)
     thread.join(10)
     assert not thread.is_alive()
 
 
 def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
-    held: list[Call] = []
-    runner, seen = runner_of(held.extend)
+    calls: list[Call] = []
+    runner, seen = runner_of(calls.extend)
     one, answered = ticket("a"), ticket()
     runner.run([one, answered])
-    held[1].send(response(1))
+    calls[1].send(response(1))
     seen.next()
 
     def produce() -> None:
         for _ in range(UNREAD + 5):
-            held[0].send(response(0), final=False)
+            calls[0].send(response(0), final=False)
 
     thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     for _ in range(UNREAD):
         seen.next()
     runner.close()
-    asked, answer, final = seen.next()
-    assert asked is one
+    answered_ticket, answer, final = seen.next()
+    assert answered_ticket is one
     assert final
     assert isinstance(answer, Unavailable)
     assert answer.message == "[request id: a] model 'm' is being unloaded"
@@ -406,15 +406,15 @@ def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
 
 def test_of_many_threads_that_end_a_call_one_is_heard() -> None:
     for _ in range(50):
-        held: list[Call] = []
-        runner, seen = runner_of(held.extend)
+        calls: list[Call] = []
+        runner, seen = runner_of(calls.extend)
         runner.run([ticket()])
         barrier = threading.Barrier(4)
 
-        def race(held: list[Call] = held, barrier: threading.Barrier = barrier) -> None:
+        def race(calls: list[Call] = calls, barrier: threading.Barrier = barrier) -> None:
             barrier.wait(10)
             try:
-                held[0].send(response(1))
+                calls[0].send(response(1))
             except BackendError:
                 return
 

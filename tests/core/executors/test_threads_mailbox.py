@@ -10,7 +10,7 @@ import pytest
 from headrace.executors.threads import LoopMailbox
 
 
-def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wake(
+def test_calls_sent_before_the_loop_wakes_arrive_in_order_with_one_wake_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -33,7 +33,7 @@ def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wak
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_what_the_loop_sends_itself_happens_after_it_has_been_sent() -> None:
+def test_call_sent_from_the_loop_runs_after_the_send() -> None:
     async def scenario() -> None:
         mailbox = LoopMailbox(asyncio.get_running_loop())
         seen: list[int] = []
@@ -58,7 +58,7 @@ def test_one_call_that_fails_does_not_keep_the_next_from_crossing(caplog: pytest
     assert "a call from a model's thread failed" in caplog.text
 
 
-def test_whoever_sends_after_the_loop_has_ended_is_told_every_time() -> None:
+def test_send_after_the_end_of_the_loop_raises_each_time() -> None:
     async def make() -> LoopMailbox:
         return LoopMailbox(asyncio.get_running_loop())
 
@@ -66,7 +66,7 @@ def test_whoever_sends_after_the_loop_has_ended_is_told_every_time() -> None:
     assert [mailbox.send(print), mailbox.send(print), mailbox.send(print)] == [False, False, False]
 
 
-def test_whoever_sends_is_told_that_the_loop_ended_before_it_looked() -> None:
+def test_send_raises_if_the_loop_ended_before_it_woke() -> None:
     loop = asyncio.new_event_loop()
     mailbox = LoopMailbox(loop)
     assert mailbox.send(print)

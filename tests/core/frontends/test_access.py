@@ -26,12 +26,12 @@ def test_right_value_opens(transport: str) -> None:
     admit(transport, Operation.INFER, admin_key="s3cret")
 
 
-@pytest.mark.parametrize("given", ["", "S3cret", "s3cret ", "s3cre", "s3cret\0", "\xff", "é"])
-def test_any_other_value_is_refused_without_saying_the_right_one(given: str) -> None:
+@pytest.mark.parametrize("key", ["", "S3cret", "s3cret ", "s3cre", "s3cret\0", "\xff", "é"])
+def test_any_other_value_is_refused_without_saying_the_right_one(key: str) -> None:
     with pytest.raises(PermissionDenied, match=r"^This API is restricted, expecting header 'Admin-Key'$"):
-        admit("http", Operation.INFER, admin_key=given)
+        admit("http", Operation.INFER, admin_key=key)
     with pytest.raises(CallerError, match=r"^This protocol is restricted, expecting header 'Admin-Key'$") as refused:
-        admit("grpc", Operation.INFER, admin_key=given)
+        admit("grpc", Operation.INFER, admin_key=key)
     assert refused.value.code is Code.UNAVAILABLE
 
 
@@ -101,12 +101,12 @@ def test_files_are_taken_from_the_machine_and_by_key(
 ) -> None:
     model_files_rule = ModelFilesRule(allowed, has_key, "--http-restricted-api")
     expected = allowed == "any" or (allowed == "loopback" and (has_key or (address == "127.0.0.1" and not header)))
-    given = {header: b"x"} if header else {}
+    headers = {header: b"x"} if header else {}
     if expected:
-        model_files_rule.check(FILES, address, given.get)
+        model_files_rule.check(FILES, address, headers.get)
     else:
         with pytest.raises(Unsupported, match="--model-files-from=") as refused:
-            model_files_rule.check(FILES, address, given.get)
+            model_files_rule.check(FILES, address, headers.get)
         assert header in refused.value.message or allowed == "none"
 
 

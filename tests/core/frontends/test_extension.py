@@ -224,9 +224,9 @@ def test_a_path_and_a_method_of_an_extension_that_is_not_installed_are_free(
 
     with caplog.at_level(logging.INFO):
         serve(scenario)
-    (said,) = [record.getMessage() for record in caplog.records if "a caller asks for" in record.getMessage()]
-    assert said.startswith("a caller asks for the extension 'generate', which is not installed. ")
-    assert "headrace-generate" in said
+    (line,) = [record.getMessage() for record in caplog.records if "a caller asks for" in record.getMessage()]
+    assert line.startswith("a caller asks for the extension 'generate', which is not installed. ")
+    assert "headrace-generate" in line
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_a_server_without_frontends_does_without_an_extension_that_can_not_be_ma
         assert server.engine.ready
 
 
-def test_what_is_added_and_is_no_addition_breaks_its_plugin(use: Callable[..., None]) -> None:
+def test_addition_of_another_class_breaks_its_plugin(use: Callable[..., None]) -> None:
     use(type("Added", (Extension,), {"name": "added", "adds": (int,)}))
     assert "adds <class 'int'>, which is no subclass of Addition" in Plugins.discover().complaints[0]
 

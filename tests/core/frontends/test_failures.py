@@ -18,7 +18,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("failed to stat file /tmp/secret-folder/models: no", "failed to stat file .../models: no"),
         ('  File "/usr/secret-folder/m/1/model.py", line 3, in execute', '  File ".../model.py", line 3, in execute'),
@@ -36,9 +36,9 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
         ("/tmp", ".../tmp"),
     ],
 )
-def test_a_path_is_told_by_its_last_name(text: str, told: str) -> None:
-    assert without_paths(text) == told
-    assert SECRET not in told
+def test_a_path_is_told_by_its_last_name(text: str, shown: str) -> None:
+    assert without_paths(text) == shown
+    assert SECRET not in shown
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_path_is_told_by_its_last_name(text: str, told: str) -> None:
         "",
     ],
 )
-def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
+def test_text_that_is_no_path_of_the_machine_stays(text: str) -> None:
     assert without_paths(text) == text
 
 

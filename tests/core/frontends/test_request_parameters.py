@@ -41,7 +41,7 @@ def meaning(request: InferRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("parameters", "expected"),
     [
         ({}, {}),
         ({"sequence_id": 7, "sequence_start": True, "sequence_end": True}, {}),
@@ -52,12 +52,14 @@ def meaning(request: InferRequest) -> dict[str, Any]:
         ({"headers": "x", "Priority": 3, "sequence": 1, "trito_": "t"}, None),
     ],
 )
-def test_both_protocols_read_the_same_out_of_the_same(given: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_both_protocols_read_the_same_out_of_the_same(
+    parameters: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
     default = {"sequence_id": 0, "sequence_start": False, "sequence_end": False, "priority": 0, "timeout_us": 0}
-    read = {**default, "parameters": given} if expected is None else {**default, "parameters": {}, **expected}
+    read = {**default, "parameters": parameters} if expected is None else {**default, "parameters": {}, **expected}
     if expected == {}:
-        read |= given
-    assert meaning(over_http(given)) == meaning(over_grpc(given)) == read
+        read |= parameters
+    assert meaning(over_http(parameters)) == meaning(over_grpc(parameters)) == read
 
 
 @pytest.mark.parametrize("name", ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"])
@@ -69,7 +71,7 @@ def test_a_value_of_a_type_that_no_meaning_has_is_refused(decode: Decode, name: 
 
 @pytest.mark.parametrize("name", ["priority", "timeout"])
 @pytest.mark.parametrize("decode", [over_http, over_grpc])
-def test_what_counts_is_not_negative(decode: Decode, name: str) -> None:
+def test_counts_may_not_be_negative(decode: Decode, name: str) -> None:
     with pytest.raises(HeadraceError, match=f"'{name}'"):
         decode({name: -1})
 

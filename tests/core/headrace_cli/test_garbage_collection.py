@@ -113,7 +113,7 @@ assert gc.get_threshold() == (3000, 20, 30)
 """)
 
 
-def test_what_an_unloaded_model_left_goes_when_the_process_is_idle() -> None:
+def test_garbage_of_an_unloaded_model_is_collected_when_the_process_is_idle() -> None:
     run("""
 policy.start()
 left = frozen_garbage()
@@ -128,7 +128,7 @@ assert gc.get_freeze_count() == kept
 """)
 
 
-def test_what_an_unloaded_model_left_goes_in_time_where_the_process_is_never_idle() -> None:
+def test_garbage_of_an_unloaded_model_is_collected_in_time_if_the_process_is_never_idle() -> None:
     run("""
 policy.start()
 left = frozen_garbage()
@@ -142,7 +142,7 @@ assert left() is None
 """)
 
 
-def test_what_a_load_made_is_frozen_at_once_and_looked_at_when_the_process_is_idle() -> None:
+def test_objects_of_a_load_are_frozen_at_once_and_collected_when_the_process_is_idle() -> None:
     run("""
 policy.start()
 before = gc.get_freeze_count()

@@ -12,7 +12,7 @@ from headrace_cli.port_checks import check_ports
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("ports", "text"),
     [
         ({"http_port": 8001}, "HTTP requests and GRPC requests at the same address and port 0.0.0.0:8001"),
         ({"allow_sagemaker": True, "sagemaker_port": 8000}, "HTTP requests and SageMaker requests at the same"),
@@ -24,12 +24,12 @@ from headrace_cli.port_checks import check_ports
          r"metrics requests at port 8002, allowed port range is \[8000, 8001\]"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_tritons_words(given: dict[str, Any], text: str) -> None:
+def test_impossible_ports_are_refused_in_tritons_words(ports: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_ports(ServerOptions(**given))
+        check_ports(ServerOptions(**ports))
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("ports", [
     {},
     {"http_port": 8001, "allow_grpc": False},
     {"http_port": 8001, "http_address": "127.0.0.1"},
@@ -37,5 +37,5 @@ def test_what_cannot_be_is_refused_in_tritons_words(given: dict[str, Any], text:
     {"allow_sagemaker": True, "sagemaker_safe_port_range": (8000, 8002)},  # its own port may be outside
     {"allow_sagemaker": True, "sagemaker_safe_port_range": (8000, 8002), "http_port": 0},
 ])  # fmt: skip
-def test_everything_else_is_allowed(given: dict[str, Any]) -> None:
-    check_ports(ServerOptions(**given))
+def test_everything_else_is_allowed(ports: dict[str, Any]) -> None:
+    check_ports(ServerOptions(**ports))

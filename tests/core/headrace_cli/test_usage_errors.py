@@ -20,9 +20,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         code = main(words)
     except SystemExit as stop:
         code = int(str(stop.code))
-    told = capsys.readouterr()
-    assert (code, told.out) == (1, "")
-    return told.err
+    output = capsys.readouterr()
+    assert (code, output.out) == (1, "")
+    return output.err
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_plugin_that_is_not_installed_is_refused(
     tmp_path: Path, installed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = refused(capsys, "serve", f"--model-repository={tmp_path}", "--plugins=measurin")
-    said, _, names = text.partition("? installed: ")
-    assert said.endswith(f"--plugins: no plugin 'measurin' is installed; did you mean '{installed}'")
+    reason, _, names = text.partition("? installed: ")
+    assert reason.endswith(f"--plugins: no plugin 'measurin' is installed; did you mean '{installed}'")
     assert {"builtins", installed} <= {*names.strip().split(", ")}
     with pytest.raises(ConfigError, match="no plugin 'nobody' is installed"):
         Plugins.discover([installed, "nobody"])

@@ -40,12 +40,12 @@ def test_a_reader_finds_the_elements_of_a_part() -> None:
 
 def test_the_memory_is_kept_as_long_as_a_reader_has_it() -> None:
     memory = HostMemory(np.arange(4))
-    kept, found = weakref.ref(memory), np.from_dlpack(AddressedTensor(memory, 0, (4,), np.dtype(np.int64)))
+    memory_ref, found = weakref.ref(memory), np.from_dlpack(AddressedTensor(memory, 0, (4,), np.dtype(np.int64)))
     del memory
-    assert kept() is not None
+    assert memory_ref() is not None
     assert found.tolist() == [0, 1, 2, 3]
     del found
-    assert kept() is None
+    assert memory_ref() is None
 
 
 @pytest.mark.parametrize("datatype", [each for each in dtypes.ALL if each is not dtypes.BYTES], ids=str)
@@ -65,7 +65,7 @@ def test_rows_with_gaps_have_no_address() -> None:
     assert is_contiguous(dl_tensor(array[:0, 1:].__dlpack__()))
 
 
-def test_what_is_no_capsule_is_refused() -> None:
+def test_object_that_is_no_capsule_is_refused() -> None:
     assert not is_dlpack(3)
     with pytest.raises(ValueError, match="PyCapsule"):
         dl_tensor(3)

@@ -56,7 +56,7 @@ def test_libraries_are_read_in_the_folders_named_and_nothing_else(package: Path)
     assert in_memory(package / "top.so")
 
 
-def test_what_is_imported_is_not_read_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_library_is_not_read_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ModuleType("an_engine")
     engine.__spec__ = importlib.util.find_spec("an_engine")
     monkeypatch.setitem(sys.modules, "an_engine", engine)
@@ -65,7 +65,7 @@ def test_what_is_imported_is_not_read_again(package: Path, monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "an_engine")
 
 
-def test_what_cannot_be_read_is_left_to_the_import(package: Path) -> None:
+def test_unreadable_library_is_reported_by_the_import(package: Path) -> None:
     (package / "lib" / "libmain.so.2").unlink()
     (package / "lib" / "libmain.so.2").symlink_to(package / "nothing")
     (package / "lib" / "folder.so").mkdir()

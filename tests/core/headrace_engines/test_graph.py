@@ -81,7 +81,7 @@ def test_a_shape_tensor_begins_with_the_size_of_the_batch(rows: int, values: int
     assert (info.shape, info.is_shape_tensor) == ((values,), True)
 
 
-def test_what_padding_makes_comes_last() -> None:
+def test_tensors_made_by_padding_are_last() -> None:
     config = parse(f"max_batch_size: 4 {IO}", {"pad": [PAD]})
     assert described(Graph.of_config(config).inputs)[2:] == [
         ("n", dtypes.INT32, (-1,)),
@@ -95,6 +95,6 @@ def test_padding_is_not_read_before_the_config_names_what_it_refers_to() -> None
         Graph.of_config(parse(IO.replace('"x"', '"other"'), {"pad": [PAD]}))
 
 
-def test_what_a_config_does_not_say_yet_is_unknown() -> None:
+def test_fields_missing_in_the_config_are_unknown() -> None:
     (info,) = Graph.of_config(parse('input { name: "x" }')).inputs.values()
     assert (info.datatype, info.type, info.shape) == (None, "unknown", ())

@@ -24,7 +24,7 @@ def shown() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "during"),
+    ("before", "during"),
     [
         ({}, {"OMP_WAIT_POLICY": "passive", "TOY_OFFLINE": "1"}),
         ({"OMP_WAIT_POLICY": ""}, {"OMP_WAIT_POLICY": "passive", "TOY_OFFLINE": "1"}),
@@ -33,14 +33,14 @@ def shown() -> dict[str, str]:
         ({"TOY_OFFLINE": "0"}, {"OMP_WAIT_POLICY": "passive", "TOY_OFFLINE": "0"}),
     ],
 )
-def test_what_the_operator_has_set_stays_and_nothing_else_is_left(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], during: dict[str, str]
+def test_variables_of_the_operator_stay_and_others_are_removed(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], during: dict[str, str]
 ) -> None:
-    for name, value in given.items():
+    for name, value in before.items():
         monkeypatch.setenv(name, value)
     with import_environment({"TOY_OFFLINE": "1"}):
         assert shown() == during
-    assert shown() == given
+    assert shown() == before
 
 
 def test_nothing_is_left_of_an_engine_that_cannot_be_imported() -> None:

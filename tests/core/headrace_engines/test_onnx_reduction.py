@@ -69,7 +69,7 @@ def test_a_file_with_too_much_besides_values_is_searched_whole(
     [b"", b"\x3a\x7f", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x00\x00\x00\x00", b"\x0b", b"\x08\x80",
      b"\x08\x01\x08\x01ORTM"],
 )  # fmt: skip
-def test_what_is_no_message_is_not_walked(content: bytes, tmp_path: Path) -> None:
+def test_bytes_that_are_no_message_are_skipped(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(content)
     assert reduced(tmp_path / "m") is None
 

@@ -67,7 +67,7 @@ def test_only_what_is_called_the_location_is_one(tmp_path: Path) -> None:
     assert check_onnx_references(with_weights(tmp_path / "m", checksum="/location"), tmp_path) == []
 
 
-def test_what_an_accelerator_compiled_is_a_file_unless_it_is_embedded(tmp_path: Path) -> None:
+def test_compiled_part_of_an_accelerator_is_a_file_unless_it_is_embedded(tmp_path: Path) -> None:
     check_onnx_references(compiled(tmp_path / "m", "/not/a/path but bytes", embed_mode=1), tmp_path)
     for graph in (
         compiled(tmp_path / "a", "/etc/passwd", embed_mode=0),
@@ -78,7 +78,7 @@ def test_what_an_accelerator_compiled_is_a_file_unless_it_is_embedded(tmp_path: 
 
 
 @pytest.mark.parametrize("content", [b"", b"location", b"\x0a\xff no graph, but location", b"<net>location</net>"])
-def test_what_is_no_graph_is_left_to_the_engine(tmp_path: Path, content: bytes) -> None:
+def test_file_without_a_graph_is_reported_by_the_engine(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m").write_bytes(content)
     check_onnx_references(tmp_path / "m", tmp_path)
 

@@ -108,7 +108,7 @@ def test_a_missing_module_is_named_as_it_was_imported(load_model: Load) -> None:
         load_model("a", model="import package.nothing", package__init="")
 
 
-def test_what_is_closed_is_forgotten(tmp_path: Path) -> None:
+def test_closed_modules_are_removed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("import helper")
     (tmp_path / "helper.py").write_text("X = 1")
     modules = PrivateModules((tmp_path,))
@@ -118,12 +118,12 @@ def test_what_is_closed_is_forgotten(tmp_path: Path) -> None:
     assert not [name for name in sys.modules if modules.has(name)]
 
 
-def test_what_is_closed_is_held_by_nobody(tmp_path: Path) -> None:
+def test_closed_modules_are_freed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("")
     modules = PrivateModules((tmp_path,))
     modules.load(tmp_path / "model.py")
     modules.close()
-    gone = weakref.ref(modules)
+    modules_ref = weakref.ref(modules)
     del modules
     gc.collect()
-    assert gone() is None
+    assert modules_ref() is None

@@ -127,8 +127,8 @@ class Peer:
         """The headers of a call. ``_method``, ``_path`` and ``_scheme`` replace; an empty one is left out."""
         path = method if method.startswith("/") else f"{SERVICE}/{method}"
         first = {"_method": "POST", "_scheme": "http", "_path": path, "_authority": "test", **pseudo}
-        given = [(f":{name[1:]}", value) for name, value in first.items() if value]
-        return [*given, ("te", "trailers"), ("content-type", "application/grpc"), *more]
+        pseudo_headers = [(f":{name[1:]}", value) for name, value in first.items() if value]
+        return [*pseudo_headers, ("te", "trailers"), ("content-type", "application/grpc"), *more]
 
     @staticmethod
     def infer(model: str = "identity", content: bytes = bytes(4), id: str = "") -> bytes:

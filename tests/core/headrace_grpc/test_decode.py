@@ -59,7 +59,7 @@ def typed(datatype: str, shape: list[int], **fields: list[Any]) -> Any:
 
 @pytest.mark.parametrize("datatype", NUMERIC, ids=str)
 @given(data=st.data())
-def test_what_the_client_sends_is_what_arrives(datatype: dtypes.DataType, data: st.DataObject) -> None:
+def test_decoded_request_equals_the_clients(datatype: dtypes.DataType, data: st.DataObject) -> None:
     array = data.draw(hnp.arrays(datatype.numpy, shapes))
     tensor = client.InferInput("x", list(array.shape), datatype.name)
     tensor.set_data_from_numpy(array)

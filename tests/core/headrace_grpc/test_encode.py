@@ -91,14 +91,16 @@ def test_parameters_keep_their_types() -> None:
 @pytest.mark.parametrize("id", ["", "7"])
 def test_parameters_that_are_looked_up_are_those_that_are_written(id: str, final: bool | None) -> None:
     for _ in range(2):
-        for said in ({"a": "t", "b": "ü"}, {"a": "u"}, {"a": "1"}, {"a": 1}, {"a": True}, {"a": 1.0}):
-            message = triton.ModelInferResponse.FromString(encode(InferResponse({}, said, id=id), model(), final=final))
+        for parameters in ({"a": "t", "b": "ü"}, {"a": "u"}, {"a": "1"}, {"a": 1}, {"a": True}, {"a": 1.0}):
+            message = triton.ModelInferResponse.FromString(
+                encode(InferResponse({}, parameters, id=id), model(), final=final)
+            )
             found = {
                 key: getattr(each, each.WhichOneof("parameter_choice")) for key, each in message.parameters.items()
             }
             assert found.pop("triton_final_response", None) is final
-            assert found == said
-            assert [type(value) for value in found.values()] == [type(value) for value in said.values()]
+            assert found == parameters
+            assert [type(value) for value in found.values()] == [type(value) for value in parameters.values()]
             assert message.id == id
 
 

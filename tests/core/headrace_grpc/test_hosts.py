@@ -168,8 +168,8 @@ UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 @asynccontextmanager
 async def serving(host: Host, **options: Any) -> AsyncIterator[Served]:
     service = TrialService()
-    given = ServerOptions(grpc_address="127.0.0.1", **{"grpc_port": 0, "exit_timeout_secs": 5, **options})
-    running = host(Engine(given, ServingTable()))
+    server_options = ServerOptions(grpc_address="127.0.0.1", **{"grpc_port": 0, "exit_timeout_secs": 5, **options})
+    running = host(Engine(server_options, ServingTable()))
     running.rpcs = service.table()
     await running.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}", UNBOUNDED) as channel:

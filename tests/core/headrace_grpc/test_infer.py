@@ -390,7 +390,7 @@ def classified(id: str, *, strings: int = 0) -> RawRequest:
 
 
 @asynchronous
-async def test_what_is_too_large_while_too_much_waits_is_refused_by_its_id_and_the_stream_goes_on() -> None:
+async def test_large_request_on_a_full_server_is_refused_by_its_id_and_the_stream_continues() -> None:
     engine, waiting = StandInEngine(), off_loop.WAITING
     inference = engine.inference()
     text = "[request id: 7] 0 large requests and answers wait to be read or packed, try again later"
@@ -505,10 +505,10 @@ async def test_a_refusal_that_waits_to_be_sent_keeps_nothing_but_its_text() -> N
     opened.send(*(raw_request("z") for _ in range(50)))
     while opened.unread:
         await asyncio.sleep(0)
-    kept = [each for each in gc.get_objects() if type(each) is NotFound]
-    assert len(kept) == 50
-    assert [each.__traceback__ for each in kept] == [None] * 50
-    kept.clear()
+    refusals = [each for each in gc.get_objects() if type(each) is NotFound]
+    assert len(refusals) == 50
+    assert [each.__traceback__ for each in refusals] == [None] * 50
+    refusals.clear()
     opened.window.set()
     opened.send(None)
     await opened.task

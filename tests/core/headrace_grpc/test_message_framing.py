@@ -50,15 +50,15 @@ def test_messages_come_out_as_they_went_in() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 16_384])
-def test_what_waits_takes_little_more_than_its_bytes(size: int) -> None:
+def test_buffered_message_takes_little_more_memory_than_its_bytes(size: int) -> None:
     assembler, wire = MessageAssembler(), framed(b"xy") * 20_000
     tracemalloc.start()
     for at in range(0, len(wire), size):
         assembler.append(wire[at : at + size])
-    held, _ = tracemalloc.get_traced_memory()
+    traced_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert assembler.complete_bytes == len(wire)
-    assert held < 1.3 * len(wire)
+    assert traced_bytes < 1.3 * len(wire)
 
 
 def test_memory_of_the_connection_is_not_kept() -> None:
@@ -79,7 +79,7 @@ def refusal(data: bytes, encoding: bytes, limit: int = MIB) -> tuple[int, str]:
 
 
 @given(st.binary(max_size=3000).map(lambda content: content * 200), st.sampled_from([GZIP, DEFLATE]))
-def test_what_was_packed_comes_out(content: bytes, encoding: bytes) -> None:
+def test_packed_message_is_unpacked_unchanged(content: bytes, encoding: bytes) -> None:
     assert inflate(PACK[encoding](content), encoding, 1 << 30) == content
 
 
@@ -113,7 +113,7 @@ def test_a_bomb_is_given_up_at_the_limit(encoding: bytes) -> None:
     pytest.param(lambda packed: b"no such thing", id="noise"),
     pytest.param(lambda packed: packed[:-4] + bytes(4), id="a wrong checksum"),
 ])  # fmt: skip
-def test_what_is_damaged_is_refused(encoding: bytes, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_message_is_refused(encoding: bytes, damage: Callable[[bytes], bytes]) -> None:
     assert refusal(damage(PACK[encoding](b"content" * 100)), encoding)[0] == INTERNAL
 
 

@@ -73,7 +73,7 @@ def test_a_small_answer_comes_in_one_piece(peer: Peer) -> None:
     assert (kinds, at) == ([1, 0, 1], len(received))
 
 
-def test_what_the_client_would_still_send_is_declined(peer: Peer) -> None:
+def test_rest_of_a_refused_call_is_declined(peer: Peer) -> None:
     """The call has ended, though the client has not: RFC 9113, section 8.1."""
     peer.start(1, "Nothing")
     assert peer.answer(1).status == UNIMPLEMENTED
@@ -484,7 +484,9 @@ def test_a_message_that_drips_is_ended_and_a_slow_one_is_not(serve_native: Serve
 
 @pytest.mark.parametrize("drip", [0, 1])
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_whoever_does_not_read_is_sent_away(serve_native: Serve, connect: Connect, method: str, drip: int) -> None:
+def test_client_that_does_not_read_is_disconnected(
+    serve_native: Serve, connect: Connect, method: str, drip: int
+) -> None:
     """Even one that lets an answer go byte by byte."""
     server = serve_native("--grpc-unread-timeout-secs=1")
     peer = connect(server.grpc, {4: 0})

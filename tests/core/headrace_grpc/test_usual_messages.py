@@ -214,8 +214,8 @@ def test_any_message_means_the_same_with_and_without_protobuf(body: bytes) -> No
     assert outcome(body) == outcome(body, alone=True)
 
 
-def two_inputs(**said: Any) -> bytes:
-    sent = ModelInferRequest.FromString(message(id="0123", **said))
+def two_inputs(**fields: Any) -> bytes:
+    sent = ModelInferRequest.FromString(message(id="0123", **fields))
     sent.model_version = "2"
     sent.inputs.add(name="z", datatype="INT32", shape=[3])
     sent.raw_input_contents.append(np.arange(3, dtype=np.int32).tobytes())
@@ -291,7 +291,7 @@ def test_messages_alike_are_said_to_be_and_others_are_not() -> None:
     assert usual.decode(usual.unpack(other)).request.alike not in alike
 
 
-def test_what_is_known_of_messages_is_bounded() -> None:
+def test_message_cache_is_bounded() -> None:
     for number in range(1000):
         usual.unpack(message(model=f"model-{number}"))
     assert len(usual._layouts) <= 256

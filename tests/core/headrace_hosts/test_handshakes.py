@@ -146,13 +146,13 @@ def test_a_turn_of_the_loop_does_one_step_and_networks_take_turns(pem: Path, mon
         words = hello(pem)
         async with serving(pem) as server:
             flood = [connected(server.port, words) for _ in range(30)]
-            held = [each.__enter__() for each in flood]
+            connections = [each.__enter__() for each in flood]
             with connected(server.port, words, source="127.0.0.2") as other:
                 while len(steps) < 31:
                     turn += 1
                     await asyncio.sleep(0)
                 assert not await closed(other)
-            for connection in held:
+            for connection in connections:
                 connection.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
@@ -241,8 +241,8 @@ def test_key_exchanges_that_compute_long_are_refused(pem: Path, groups: str, agr
         async with serving(pem) as server:
             return await asyncio.to_thread(client, server.port)
 
-    said = asyncio.run(scenario())
-    assert (f", {agreed}," in said or f": {agreed}," in said) if agreed else "Cipher is (NONE)" in said
+    report = asyncio.run(scenario())
+    assert (f", {agreed}," in report or f": {agreed}," in report) if agreed else "Cipher is (NONE)" in report
 
 
 def test_refused_clients_are_in_the_audit_log_and_a_flood_of_them_is_counted(

@@ -54,12 +54,12 @@ def test_slow_callers_end_before_one_that_holds_more() -> None:
     assert (large, sum(ended)) == (False, 2)
 
 
-def test_what_only_the_server_works_for_does_not_end() -> None:
+def test_request_that_waits_for_the_server_does_not_time_out() -> None:
     working = Connection(waits_for_peer=False)
     assert held(100, (working, 90), (Connection(), 23)) == [False, True]
 
 
-def test_what_is_let_go_is_not_counted() -> None:
+def test_released_bytes_are_not_counted() -> None:
     asyncio.run(_let_go())
 
 

@@ -64,12 +64,12 @@ def test_views_of_it_do_not_count_again() -> None:
     assert used(budget) == MIB
 
 
-def test_what_does_not_fit_is_refused_with_the_figures() -> None:
+def test_request_above_the_budget_is_refused_with_the_figures() -> None:
     budget = HeldMemory(MIB, cache_bytes=MIB // 2)
-    kept = budget.take(MIB // 4)
+    buffer = budget.take(MIB // 4)
     with pytest.raises(OutOfMemory, match=f"{MIB // 2} bytes more are needed, .* take {MIB * 3 // 4} of the {MIB} b"):
         budget.take(MIB // 2)
-    assert len(kept) == MIB // 4
+    assert len(buffer) == MIB // 4
     assert budget.refused == 1
 
 

@@ -69,10 +69,10 @@ def test_nothing_is_kept_when_it_is_answered() -> None:
     gc.disable()
     try:
         noted, sent = Noted([], []), np.ones(2, np.float32)
-        noted.ticket, kept = Ticket(InferRequest("m", {"x": sent}), noted), weakref.ref(sent)
+        noted.ticket, input_ref = Ticket(InferRequest("m", {"x": sent}), noted), weakref.ref(sent)
         noted.refuse(Unavailable("busy"))
         del noted, sent
-        assert kept() is None
+        assert input_ref() is None
     finally:
         gc.enable()
 

@@ -59,9 +59,9 @@ def test_without_the_flags_there_is_no_tls() -> None:
     assert http_tls(ServerOptions(http_server_cert="/nowhere")) is None
 
 
-def context(given: ServerOptions) -> ssl.SSLContext:
+def context(options: ServerOptions) -> ssl.SSLContext:
     """Return the context of the gRPC port."""
-    files = grpc_tls(given)
+    files = grpc_tls(options)
     assert files is not None
     return files.context(["h2"])
 

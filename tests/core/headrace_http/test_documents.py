@@ -146,16 +146,16 @@ def _seen(request: Any) -> Any:
 
 
 @given(_GIVEN)
-def test_parameters_are_read_as_those_of_an_infer_request(given: dict[str, Any]) -> None:
+def test_parameters_are_read_as_those_of_an_infer_request(parameters: dict[str, Any]) -> None:
     def of(read: Any) -> Any:
         try:
             return _seen(read())
         except HeadraceError as error:
             return error.message, error.code
 
-    body = memoryview(json.dumps({"inputs": [], "parameters": given}).encode())
+    body = memoryview(json.dumps({"inputs": [], "parameters": parameters}).encode())
     expected = of(lambda: decode("m", "", body, body.nbytes, 1 << 20).request)
-    assert of(lambda: HttpCall.read_parameters(given).request("m", {}, [], "", "")) == expected
+    assert of(lambda: HttpCall.read_parameters(parameters).request("m", {}, [], "", "")) == expected
 
 
 def test_a_custom_parameter_may_have_a_name_with_a_meaning() -> None:

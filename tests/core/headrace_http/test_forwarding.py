@@ -196,17 +196,17 @@ class TestDoors(FrontendConformance):
     def test_its_callers_are_admitted_as_those_of_the_first_port(
         self, served: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = []
+        admitted = []
 
         def admit(self: Watching, caller: Caller, operation: AnyOperation, model: str) -> None:
-            asked.append((caller.transport, str(operation), model))
+            admitted.append((caller.transport, str(operation), model))
             raise ResourceExhausted("later")
 
         monkeypatch.setattr(Watching, "admit", admit)
         with served.connect() as connection:
             for method, path in (("POST", "/ask/doubles"), ("GET", "/own")):
                 assert answer(connection, method, path, b"\0nonsense" if method == "POST" else b"")[0].status == 429
-        assert [(transport, model) for transport, _, model in asked] == [("http", "doubles"), ("http", "")]
+        assert [(transport, model) for transport, _, model in admitted] == [("http", "doubles"), ("http", "")]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -220,10 +220,12 @@ def test_a_caller_who_leaves_cancels_the_request_that_is_being_answered(is_late:
             reply(error_reply(PermissionDenied("not you")))
         return lambda: cancelled.append(request.path)
 
-    asked = HttpRequest("POST", "/secret", {}, memoryview(b""))
-    port = SimpleNamespace(forward=lambda request: Forwarded(asked, otherwise=Forwarded(asked._replace(path="/own"))))
+    forwarded = HttpRequest("POST", "/secret", {}, memoryview(b""))
+    port = SimpleNamespace(
+        forward=lambda request: Forwarded(forwarded, otherwise=Forwarded(forwarded._replace(path="/own")))
+    )
     answers: list[HttpReply] = []
-    leave = _Forwarding(cast("ForwardingPort", port), first, first, first)(asked, answers.append)
+    leave = _Forwarding(cast("ForwardingPort", port), first, first, first)(forwarded, answers.append)
     assert leave is not None
     if is_late:
         replies[0](error_reply(PermissionDenied("not you")))

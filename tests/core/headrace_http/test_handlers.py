@@ -19,6 +19,6 @@ def test_base64_in_parts_is_base64(size: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("parts", ["A==,=QUJD", "QQ==,QUJD", "QQ==QUJD", "Q", "QU,J", "Q?JD", "====", "QQ=,=="])
-def test_what_is_no_base64_is_refused_however_it_is_cut(parts: str) -> None:
+def test_invalid_base64_is_refused_however_it_is_cut(parts: str) -> None:
     with pytest.raises(ValueError, match=r"padding|base64|number of data"):
         b"".join(handlers._decode(parts.split(",")))

@@ -98,10 +98,10 @@ class TestScores(FrontendConformance):
     def test_its_callers_are_admitted_before_the_body_is_parsed(
         self, served: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = []
+        admitted = []
 
         def admit(self: Watching, caller: Caller, operation: AnyOperation, model: str) -> None:
-            asked.append((caller.transport, str(operation), model))
+            admitted.append((caller.transport, str(operation), model))
             raise ResourceExhausted("later", retry_after_s=7)
 
         monkeypatch.setattr(Watching, "admit", admit)
@@ -109,7 +109,7 @@ class TestScores(FrontendConformance):
             for method, path in (("GET", "/ping"), ("POST", "/score/nothing")):
                 reply, _ = answer(connection, method, path, b"\0nonsense")
                 assert (reply.status, reply.headers["Retry-After"]) == (429, "7")
-        assert asked == [("scores", "ready", ""), ("scores", "infer", "nothing")]
+        assert admitted == [("scores", "ready", ""), ("scores", "infer", "nothing")]
 
 
 # ---------------------------------------------------------------------- what the page does not show

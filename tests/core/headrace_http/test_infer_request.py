@@ -289,7 +289,7 @@ def test_second_id_is_the_one_that_counts_each_time(make_caller: MakeCaller, fro
 
 
 @pytest.mark.parametrize("front", [b'{"id":"1', b'{"id":"1\n",', b'{"id":"\xff",', b'{"id":"', b'{"id":"1"'])
-def test_what_is_no_json_is_refused_behind_known_json(make_caller: MakeCaller, front: bytes) -> None:
+def test_invalid_json_after_known_json_is_refused(make_caller: MakeCaller, front: bytes) -> None:
     caller = make_caller(X4)
     for _ in range(READ + 1):
         assert caller.infer({"id": "1", **FOUR}, b"abcd")[0].status == 200
@@ -468,7 +468,7 @@ def test_number_of_layouts_is_bounded_and_the_latest_is_known() -> None:
     assert sum(is_known(known, *layout_of(number)) for number in range(3000)) <= 1024
 
 
-def test_what_comes_once_takes_no_room() -> None:
+def test_layout_used_once_is_not_cached() -> None:
     known = BodyLayoutCache()
     keep(known, *layout_of(0))
     for number in range(1, 10_000):
@@ -508,9 +508,9 @@ def test_body_is_not_kept_with_its_layout(make_caller: MakeCaller) -> None:
             caller.routes.dispatch(
                 HttpRequest("POST", "/v2/models/echo/infer", headers, memoryview(body)), lambda reply: None
             )
-            (gone,) = [weakref.ref(body)]
+            (body_ref,) = [weakref.ref(body)]
             caller.model.requests.clear()
             del body
-            assert gone() is None
+            assert body_ref() is None
     finally:
         gc.enable()

@@ -530,7 +530,7 @@ NO_JSON = [
 
 
 @pytest.mark.parametrize(("body", "text"), NO_JSON, ids=[repr(body) for body, _ in NO_JSON])
-def test_what_is_no_json_is_told_in_tritons_words(make_caller: MakeCaller, body: bytes, text: str) -> None:
+def test_invalid_json_is_refused_in_tritons_words(make_caller: MakeCaller, body: bytes, text: str) -> None:
     reply, answer = make_caller(FOUR).infer(body)
     assert (reply.status, error_of(answer)) == (500, f"failed to parse the request JSON buffer: {text}")
 
@@ -590,9 +590,9 @@ def test_two_responses_are_one_too_many(make_caller: MakeCaller) -> None:
 
     request = HttpRequest("POST", "/v2/models/echo/infer", {}, memoryview(orjson.dumps({"inputs": GOOD})))
     caller.routes.dispatch(request, replies.append)
-    (held,) = caller.model.tickets
-    first(Ticket(held.request, lambda answer, final: held.respond(answer, False)))
-    first(held)
+    (pending,) = caller.model.tickets
+    first(Ticket(pending.request, lambda answer, final: pending.respond(answer, False)))
+    first(pending)
     assert (replies[0].status, error_of(b"".join(replies[0].parts))) == (500, "expected a single response, got 2")
 
 

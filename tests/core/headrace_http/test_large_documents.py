@@ -107,7 +107,7 @@ def test_arrays_that_are_no_tensor_are_in_their_place(data: Any) -> None:
     (b'{"inputs":[{"data":[' + b"[]," * 30_000 + b"1]}]}",
      "the 'data' of an input has an empty array, which is not read in a request of this size"),
 ])  # fmt: skip
-def test_what_is_only_large_is_refused(body: bytes, text: str) -> None:
+def test_large_value_of_an_unexpected_kind_is_refused(body: bytes, text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         in_pieces(body)
     assert caught.value.message == text
@@ -117,8 +117,10 @@ def test_what_is_only_large_is_refused(body: bytes, text: str) -> None:
 
 
 def whole(document: dict[str, Any]) -> dict[str, Any]:
-    given = document["parameters"]
-    return {name: "".join(value.parts()) if isinstance(value, LongString) else value for name, value in given.items()}
+    parameters = document["parameters"]
+    return {
+        name: "".join(value.parts()) if isinstance(value, LongString) else value for name, value in parameters.items()
+    }
 
 
 @pytest.mark.parametrize("window", [16, 64, 100])
@@ -127,16 +129,16 @@ def test_strings_are_what_they_are_in_the_whole_document(monkeypatch: pytest.Mon
     choice, cut = random.Random(window), 0
     for _ in range(300):
         texts = ["".join(choice.choices(ESCAPED, k=choice.randint(0, 40))) for _ in range(choice.randint(0, 4))]
-        given = {f"file:{number}": text for number, text in enumerate(texts)}
-        document = {"before": '"', "parameters": given, "behind": ["\\"]}
+        parameters = {f"file:{number}": text for number, text in enumerate(texts)}
+        document = {"before": '"', "parameters": parameters, "behind": ["\\"]}
         text = json.dumps(document, indent=choice.choice([None, 1]), ensure_ascii=choice.random() < 0.5).encode()
         read = read_object(memoryview(text))
         cut += sum(isinstance(value, LongString) for value in read["parameters"].values())
-        assert whole(read) == given
+        assert whole(read) == parameters
     assert cut > 50
 
 
-def test_what_is_damaged_is_refused_or_read_as_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_document_is_refused_or_read_as_by_the_json_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "SLICE_BYTES", 70)
     choice = random.Random(1)
     text = json.dumps({"parameters": {"config": "{}", "file:1": "é/\\" * 90, "file:2": "=" * 300}}).encode()

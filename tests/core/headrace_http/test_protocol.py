@@ -347,9 +347,9 @@ def test_lost_connection_cancels_what_is_unanswered(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
-def test_what_is_held_of_a_request_is_counted_until_it_is_answered(connect: Connect, chunked: bool) -> None:
+def test_memory_of_a_request_is_counted_until_its_answer(connect: Connect, chunked: bool) -> None:
     peer, size = connect(), 200_000
-    held, body = peer.connections.held, post("/", bytes(size))
+    ledger, body = peer.connections.held, post("/", bytes(size))
     if chunked:
         body = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
             size,
@@ -357,17 +357,17 @@ def test_what_is_held_of_a_request_is_counted_until_it_is_answered(connect: Conn
         )
     peer.holds = True
     peer.send(body[:-1000])
-    assert size - 2000 < held.total_bytes < size
+    assert size - 2000 < ledger.total_bytes < size
     peer.send(body[-1000:])
-    assert held.total_bytes == size
+    assert ledger.total_bytes == size
     peer.replies[0](HttpReply(200))
-    assert held.total_bytes == 0
+    assert ledger.total_bytes == 0
 
 
 @pytest.mark.parametrize("ending", ["lost", "answered late"])
-def test_what_is_held_of_an_answer_is_counted_until_it_is_taken(connect: Connect, ending: str) -> None:
+def test_memory_of_an_answer_is_counted_until_it_is_written(connect: Connect, ending: str) -> None:
     peer = connect()
-    held = peer.connections.held
+    ledger = peer.connections.held
     peer.holds = True
     peer.send(post("/", bytes(100_000)))
     peer.wire.fills, peer.wire.unsent = peer.protocol, 70_000
@@ -377,14 +377,14 @@ def test_what_is_held_of_an_answer_is_counted_until_it_is_taken(connect: Connect
         peer.replies[0](HttpReply(200, (), (bytes(100_000),)))
     peer.protocol.sweep()
     if ending == "answered late":
-        assert held.total_bytes == 70_000 + 100_000  # what is unsent of an answer before, and the request
+        assert ledger.total_bytes == 70_000 + 100_000  # what is unsent of an answer before, and the request
     else:
-        assert held.total_bytes == len(peer.answer) > 100_000  # whole: its memory stays until the last byte is sent
+        assert ledger.total_bytes == len(peer.answer) > 100_000  # whole: its memory stays until the last byte is sent
     peer.wire.unsent = 0
     peer.protocol.connection_lost(None)
     peer.take_turns()
     peer.replies[0](HttpReply(200))
-    assert held.total_bytes == 0
+    assert ledger.total_bytes == 0
 
 
 def test_reading_pauses_while_the_caller_does_not_read(connect: Connect) -> None:
@@ -538,7 +538,7 @@ def test_caller_who_has_gone_altogether_is_noticed_before_the_next_sweep(connect
         assert waited_s <= 0.01 if leaves else 1 < waited_s < 2
 
 
-def test_nobody_is_looked_for_behind_the_last_answer(connect: Connect) -> None:
+def test_connection_is_not_checked_after_the_last_answer(connect: Connect) -> None:
     peer = connect()
     peer.holds = True
     peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n")

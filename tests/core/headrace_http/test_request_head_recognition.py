@@ -570,9 +570,9 @@ def test_recognised_tensors_are_freed_with_the_answer(connect: Connect, make_cal
     try:
         for _ in range(3):
             peer.send(infer(tensor(4), b"abcd"))
-            gone = weakref.ref(caller.model.requests.pop().inputs["X"])
+            tensor_ref = weakref.ref(caller.model.requests.pop().inputs["X"])
             peer.wire.written.clear()
-            assert gone() is None
+            assert tensor_ref() is None
     finally:
         gc.enable()
 

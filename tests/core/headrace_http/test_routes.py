@@ -179,12 +179,12 @@ def test_readiness_says_which_instance_has_died_without_paths_of_the_server(make
     caller.model.ready, caller.model.why_not_alive = False, "died 5 times: no file /srv/secret/model.py"
     caller.engine.lifecycle.are_settled = False
     caller.engine.lifecycle.why_not_alive = "model 'echo' is not ready: no file /srv/secret/model.py"
-    for path, told in (
+    for path, reason in (
         ("/v2/models/echo/ready", "Model version not ready: died 5 times: no file .../model.py"),
         ("/v2/health/ready", "model 'echo' is not ready: no file .../model.py"),
     ):
         reply, body = caller.send("GET", path)
-        assert (reply.status, json.loads(body)) == (400, {"error": told})
+        assert (reply.status, json.loads(body)) == (400, {"error": reason})
     assert caller.send("GET", "/v2/health/live")[0].status == 200
 
 
@@ -197,12 +197,12 @@ def test_an_instance_that_takes_its_time_is_waited_for(
     replies: list[HttpReply] = []
 
     async def scenario() -> None:
-        said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        caller.model.has_checks, caller.model.check_ready = True, partial(asyncio.wait_for, said, 5)
+        readiness: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        caller.model.has_checks, caller.model.check_ready = True, partial(asyncio.wait_for, readiness, 5)
         caller.routes.dispatch(HttpRequest("GET", path, {}, memoryview(b""), []), replies.append)
         await asyncio.sleep(0)
         assert replies == []
-        said.set_result(is_ready)
+        readiness.set_result(is_ready)
         while not replies:
             await asyncio.sleep(0)
 
@@ -234,7 +234,7 @@ def test_statistics_have_tritons_keys(make_caller: MakeCaller) -> None:
         ("GET", "/v2/cudasharedmemory/region/r/status", 404),
     ],
 )
-def test_what_is_not_built_yet_says_so(make_caller: MakeCaller, method: str, path: str, status: int) -> None:
+def test_unsupported_route_is_refused_by_name(make_caller: MakeCaller, method: str, path: str, status: int) -> None:
     reply, body = make_caller(X).send(method, path)
     assert reply.status == status
     assert "\n" not in json.loads(body)["error"]

@@ -132,15 +132,15 @@ def test_requests_of_a_pipeline_are_answered_in_order_and_a_close_is_clean(serve
 
 def test_a_client_without_tls_is_told_so_and_disturbs_no_other(serve: Serve, pem: Path) -> None:
     def scenario(port: int, metrics: int) -> None:
-        said = []
+        responses = []
         for rubbish in (b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(70_000), b""):
             with socket.create_connection(("127.0.0.1", port), 20) as plain:
                 plain.sendall(rubbish)
                 plain.shutdown(socket.SHUT_WR)
-                said.append(_rest(plain))
-        assert said[0].startswith(b"HTTP/1.1 400 Bad Request\r\n")
-        assert json.loads(said[0].partition(b"\r\n\r\n")[2]) == {"error": "this port speaks TLS: connect by https"}
-        assert not any(b"HTTP/1.1" in words for words in said[1:])
+                responses.append(_rest(plain))
+        assert responses[0].startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert json.loads(responses[0].partition(b"\r\n\r\n")[2]) == {"error": "this port speaks TLS: connect by https"}
+        assert not any(b"HTTP/1.1" in words for words in responses[1:])
         assert get(port, "/v2", trusting(pem)) == 200
 
     serve(files(pem), scenario)
@@ -198,14 +198,14 @@ def test_tls_of_metrics_needs_that_of_http(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("options", "text"),
     [
         ({"certificate": ""}, "HTTP over TLS needs --http-server-cert: the path of a PEM file"),
         ({"key": "b.key"}, "--http-server-key: the key in '{0}/b.key' does not fit the first certificate in '{0}/a"),
         ({"client_ca": "text"}, "--http-root-cert: '{}/text' is no certificate in PEM form"),
     ],
 )
-def test_a_file_that_will_not_do_ends_the_start(serve: Serve, pem: Path, given: dict[str, str], text: str) -> None:
+def test_a_file_that_will_not_do_ends_the_start(serve: Serve, pem: Path, options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        serve(files(pem, **given))
+        serve(files(pem, **options))
     assert caught.value.message.startswith(text.format(pem))

@@ -117,7 +117,7 @@ def test_text_and_bytes_go_both_ways_until_the_route_ends(run: Callable[..., Any
         ({"bytes": bytes(11)}, 1009, "a message may have at most 10 bytes"),
     ],
 )
-def test_what_ends_a_socket_says_why(run: Callable[..., Any], message: dict[str, Any], code: int, reason: str) -> None:
+def test_close_frame_has_the_reason(run: Callable[..., Any], message: dict[str, Any], code: int, reason: str) -> None:
     async def scenario(app: Any, engine: Any) -> None:
         client = Client(app, "/echo")
         await client.next()

@@ -250,28 +250,28 @@ def test_requests_that_differ_only_in_their_ids_are_parsed_once(
         return request(plan, *arguments)
 
     monkeypatch.setattr(LocatedPlan, "request", noted)
-    given, there = region("x", [1, 3], "FP32", "in", 12), wanted("y", "out", 12)
+    source, there = region("x", [1, 3], "FP32", "in", 12), wanted("y", "out", 12)
 
     def scenario(ports: dict[str, int]) -> None:
         for number, known_as in enumerate(("", "a", "ab", "x", "ä", 'a"b', "a\\", "in")):
             Regions.regions["in"][:] = (X * number).tobytes()
-            answer = ask(ports, protocol, [given], [there], known_as).get_response()
+            answer = ask(ports, protocol, [source], [there], known_as).get_response()
             assert Regions.regions["out"] == (X * number).tobytes()
             assert (answer.get("id", "") if protocol == "http" else answer.id) == known_as
         assert planned[:2] == (["ab", "x"] if protocol == "http" else ["a", "ab"])
         # Other places, tensors and parameters are no part of the plan.
         Regions.regions["out"] = bytearray(16)
-        ask(ports, protocol, [given], [wanted("y", "out", 12, 4)], "a")
+        ask(ports, protocol, [source], [wanted("y", "out", 12, 4)], "a")
         assert Regions.regions["out"][4:] == Regions.regions["in"]
-        mixed = ask(ports, protocol, [given], [wanted("y")], "a")
+        mixed = ask(ports, protocol, [source], [wanted("y")], "a")
         np.testing.assert_array_equal(mixed.as_numpy("y"), X * 7)
         with pytest.raises(InferenceServerException, match="unexpected inference output 'z'"):
-            ask(ports, protocol, [given], [wanted("z", "out", 12)], "a")
-        kept = Regions.regions.pop("in")
+            ask(ports, protocol, [source], [wanted("z", "out", 12)], "a")
+        region = Regions.regions.pop("in")
         with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'in'"):
-            ask(ports, protocol, [given], [there], "a")
-        Regions.regions["in"] = kept
-        assert ask(ports, protocol, [given], [there], "a")
+            ask(ports, protocol, [source], [there], "a")
+        Regions.regions["in"] = region
+        assert ask(ports, protocol, [source], [there], "a")
 
     serve(scenario)
 
@@ -296,19 +296,19 @@ def test_large_tensors_lie_in_regions_too(serve: Callable[..., None], protocol: 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_location_may_refuse_after_the_model_has_run(serve: Callable[..., None], protocol: str) -> None:
-    given = region("x", [1, 3], "FP32", "in", 12)
+    source = region("x", [1, 3], "FP32", "in", 12)
 
     def scenario(ports: dict[str, int]) -> None:
-        ask(ports, protocol, [given], [wanted("y", "out", 12)])
+        ask(ports, protocol, [source], [wanted("y", "out", 12)])
         assert Regions.finished == [(12, 0), (12, 12)], "the input was read, and the output written"
         Regions.finished.clear()
-        ask(ports, protocol, [given], [wanted("y")])
+        ask(ports, protocol, [source], [wanted("y")])
         assert Regions.finished == [(12, 0)]
         for failure, text in ((InvalidArgument("it is lost"), "it is lost"), (ZeroDivisionError(), HIDDEN)):
             Regions.failure = failure
             for outputs in ([wanted("y")], [wanted("y", "out", 12)]):
                 with pytest.raises(InferenceServerException, match=text):
-                    ask(ports, protocol, [given], outputs)
+                    ask(ports, protocol, [source], outputs)
             with pytest.raises(InferenceServerException, match=text):
                 ask(ports, protocol, [sent("x", X)], [wanted("y", "out", 12)])
 
@@ -337,7 +337,7 @@ def test_a_location_may_ask_for_a_thread(serve: Callable[..., None], protocol: s
         (12, -1, "Unable to find shared memory region: 'nowhere'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_tritons_words(
+def test_tensor_that_does_not_fit_is_refused_in_tritons_words(
     serve: Callable[..., None], protocol: str, size: int, out: int, message: str
 ) -> None:
     def scenario(ports: dict[str, int]) -> None:
@@ -378,12 +378,12 @@ IN = {"parameters": {"shared_memory_region": "in", "shared_memory_byte_size": 12
         (IN, {"drawer": "out", "name": "z"}, 400, "unexpected inference output 'z' for model 'm'"),
     ],
 )
-def test_what_contradicts_itself_is_refused(
+def test_contradictory_locations_are_refused(
     serve: Callable[..., None], tensor: Any, output: Any, status: int, error: str
 ) -> None:
     def scenario(ports: dict[str, int]) -> None:
-        given = {name: value for name, value in output.items() if name != "name"}
-        outputs = [{"name": output.get("name", "y"), "parameters": given}]
+        parameters = {name: value for name, value in output.items() if name != "name"}
+        outputs = [{"name": output.get("name", "y"), "parameters": parameters}]
         refused = post(ports["http"], tensor, outputs)
         assert error in refused.json()["error"]
         assert refused.status_code == status
@@ -418,7 +418,7 @@ def test_a_route_of_a_plugin_reads_and_writes_regions_too(serve: Callable[..., N
     x = np.arange(size, dtype=np.float32)
     Regions.regions = {"in": bytearray(x.tobytes()), "out": bytearray(4 * size)}
     lies = {"shared_memory_byte_size": 4 * size}
-    asked = {
+    document = {
         "inputs": [
             {"name": "x", "datatype": "FP32", "shape": [1, size], "parameters": {**lies, "shared_memory_region": "in"}}
         ],
@@ -426,7 +426,7 @@ def test_a_route_of_a_plugin_reads_and_writes_regions_too(serve: Callable[..., N
     }  # fmt: skip
 
     def scenario(ports: dict[str, int]) -> None:
-        reply = httpx.post(f"http://127.0.0.1:{ports['http']}/again/m", json=asked)
+        reply = httpx.post(f"http://127.0.0.1:{ports['http']}/again/m", json=document)
         assert reply.json()["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, size]}]
         assert bytes(Regions.regions["out"]) == x.tobytes()
 

@@ -57,7 +57,7 @@ def test_a_process_sleeps_after_a_batch_of_many(run_trial: Run, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("busy_poll", [0, 1_000_000])
-def test_who_waits_for_another_model_looks_as_long(
+def test_wait_for_another_model_polls_as_long(
     run_trial: Run, write_callee: Callable[[str], None], tmp_path: Path, wait_until: WaitUntil, busy_poll: int
 ) -> None:
     write_callee("gate")

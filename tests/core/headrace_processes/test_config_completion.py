@@ -46,13 +46,13 @@ def ask(deed: str = "", **bounds: Any) -> Asked:
     return Asked(config, None)
 
 
-def test_what_may_be_completed_comes_from_another_process_and_nothing_else_does() -> None:
+def test_only_completable_fields_are_taken_from_the_other_process() -> None:
     """The other process has opened a file that may have taken control of it."""
-    asked = ask()
-    assert asked.error is None
-    (output,) = asked.config.output
-    assert (asked.config.max_batch_size, int(output.name) != os.getpid()) == (3, True)
-    assert (asked.config.backend, dict(asked.config.parameters)) == ("completing", {})
+    completion = ask()
+    assert completion.error is None
+    (output,) = completion.config.output
+    assert (completion.config.max_batch_size, int(output.name) != os.getpid()) == (3, True)
+    assert (completion.config.backend, dict(completion.config.parameters)) == ("completing", {})
 
 
 def test_errors_arrive_as_they_were_raised() -> None:
@@ -66,7 +66,7 @@ def test_errors_arrive_as_they_were_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "bounds", "said"),
+    ("deed", "bounds", "reason"),
     [
         ("crash", {}, "was killed by SIGSEGV\nFatal Python error: Segmentation fault"),
         ("exit", {}, "exited with status 3"),
@@ -74,13 +74,13 @@ def test_errors_arrive_as_they_were_raised() -> None:
     ],
 )
 def test_a_process_that_ends_or_never_does_is_told_with_its_model(
-    deed: str, bounds: dict[str, float], said: str
+    deed: str, bounds: dict[str, float], reason: str
 ) -> None:
-    asked = ask(deed, **bounds)
-    assert isinstance(asked.error, LoadError)
+    completion = ask(deed, **bounds)
+    assert isinstance(completion.error, LoadError)
     lead = "the process in which the config of model 'm' was being completed "
-    assert asked.error.message.startswith(lead + said)
-    assert asked.config == ModelConfig(name="m", backend="completing")
+    assert completion.error.message.startswith(lead + reason)
+    assert completion.config == ModelConfig(name="m", backend="completing")
 
 
 def test_memory_is_bounded() -> None:

@@ -53,12 +53,12 @@ def exists(pid: int) -> bool:
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_an_instance_is_told_whether_its_config_was_sent(run_trial: Run, isolation: str) -> None:
     model = run_trial(isolation=isolation, options={"model_control_mode": "explicit", "load_model": ("m",)})
-    told = model.folder / "is_sent"
-    assert told.read_text() == "False"
+    note = model.folder / "is_sent"
+    assert note.read_text() == "False"
     sent = {**config_to_json(model.server.resolve("m").config), "max_batch_size": 4}
     load = model.server.load("m", {"config": json.dumps(sent)})
     asyncio.run_coroutine_threadsafe(load, model.server.loop).result(30)
-    assert told.read_text() == "True"
+    assert note.read_text() == "True"
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
@@ -125,7 +125,7 @@ def test_a_refusal_to_warm_up_keeps_its_own_words(run_trial: Run, isolation: str
     assert run_trial(isolation=isolation, warm_up="refuse").reason == "Not found: no such thing"
 
 
-def test_what_waits_together_is_one_batch_in_the_child(run_trial: Run) -> None:
+def test_requests_that_wait_together_are_one_batch_in_the_child(run_trial: Run) -> None:
     model = run_trial(config=BATCHING)
 
     async def ask() -> list[InferResponse]:
@@ -142,12 +142,12 @@ def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
 ) -> None:
     model = run_trial(rung="deferred", isolation=isolation, config=BATCHING.replace("size: 8", "size: 2"))
     answers: SimpleQueue[tuple[str, Answer]] = SimpleQueue()
-    gone = model.submit(lambda answer, final: answers.put(("gone", answer)), do="until cancelled")
+    cancelled = model.submit(lambda answer, final: answers.put(("gone", answer)), do="until cancelled")
     model.submit(lambda answer, final: answers.put(("other", answer)))
     who, answer = answers.get(timeout=10)
     assert (who, type(answer)) == ("other", InferResponse)
     wait_until((model.folder / "running").exists, "it runs")
-    model.on_loop(gone.cancel)
+    model.on_loop(cancelled.cancel)
     who, answer = answers.get(timeout=10)
     assert who == "gone"
     assert isinstance(answer, HeadraceError)
@@ -161,9 +161,9 @@ def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
 def test_a_stream_whose_caller_leaves_is_counted_as_cancelled(run_trial: Run, isolation: str) -> None:
     model = run_trial(rung="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }")
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
-    gone = model.submit(lambda answer, final: answers.put((answer, final)), count=1_000_000)
+    stream = model.submit(lambda answer, final: answers.put((answer, final)), count=1_000_000)
     assert not answers.get(timeout=10)[1]
-    model.on_loop(gone.cancel)
+    model.on_loop(stream.cancel)
     while not answers.get(timeout=10)[1]:
         continue
     counted = model.server.served("m")[0].snapshot()
@@ -267,7 +267,7 @@ def test_tensors_of_any_size_come_back_as_they_went(run_trial: Run) -> None:
         assert np.array_equal(y(model.infer(x=x)), x + np.float32(1)), elements
 
 
-def test_what_the_arena_has_no_room_for_goes_through_the_socket(
+def test_tensor_without_room_in_the_arena_is_sent_over_the_socket(
     run_trial: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "ARENA_BYTES", 1 << 20)
@@ -302,13 +302,13 @@ def test_a_process_may_allocate_what_its_model_allows(run_trial: Run) -> None:
     assert model.number("pid") == pid
 
 
-def test_what_loading_made_is_frozen_once_what_it_left_is_collected(run_trial: Run) -> None:
+def test_objects_of_a_load_are_frozen_after_its_garbage_is_collected(run_trial: Run) -> None:
     model = run_trial(load="leave circles")
     assert model.number("circles") == 0
     assert model.number("frozen") > 10_000  # the modules alone
 
 
-def test_what_requests_leave_in_a_process_is_collected_as_ever(run_trial: Run) -> None:
+def test_garbage_of_requests_in_a_process_is_collected_as_usual(run_trial: Run) -> None:
     model = run_trial()
     frozen = model.number("frozen")
     model.infer("leave circles")

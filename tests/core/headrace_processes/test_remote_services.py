@@ -69,7 +69,7 @@ def test_many_equal_updates_are_few_messages() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, -1e-300, float("nan"), float("-inf")])
-def test_what_a_counter_does_not_take_is_refused_before_it_is_sent(value: float) -> None:
+def test_invalid_value_of_a_counter_is_refused_before_it_is_sent(value: float) -> None:
     server = Server()
     handle = server.metric("counter")
     with pytest.raises(InvalidArgument, match="can only be incremented monotonically by non-negative values"):
@@ -87,7 +87,7 @@ def test_what_a_counter_does_not_take_is_refused_before_it_is_sent(value: float)
         ("histogram", "set"),
     ],
 )
-def test_what_a_kind_does_not_support_is_refused_before_it_is_sent(kind: MetricKind, operation: Any) -> None:
+def test_unsupported_operation_of_a_metric_is_refused_before_it_is_sent(kind: MetricKind, operation: Any) -> None:
     server = Server()
     handle = server.metric(kind)
     with pytest.raises(Unsupported, match=f"METRIC_KIND_{kind.upper()} does not support {operation.capitalize()}"):
@@ -190,17 +190,17 @@ def test_an_answer_that_nobody_had_at_once_is_sent_by_the_loop() -> None:
     assert Asked(at_once=True).answer(at_once=False) == [("by the loop", 5)]
 
 
-def test_what_is_answered_at_once_is_no_longer_the_childs_to_cancel() -> None:
-    asked = Asked(at_once=True)
-    asked.answer(at_once=True)
-    asked.endpoint.close()
-    assert not asked.submitted[0].cancelled
+def test_answered_request_is_no_longer_cancelled_with_its_child() -> None:
+    call = Asked(at_once=True)
+    call.answer(at_once=True)
+    call.endpoint.close()
+    assert not call.submitted[0].cancelled
 
 
 def test_nothing_is_sent_to_a_child_that_is_gone() -> None:
-    asked = Asked(at_once=False)
-    asked.endpoint.close()
-    assert asked.answer(at_once=True) == []
+    call = Asked(at_once=False)
+    call.endpoint.close()
+    assert call.answer(at_once=True) == []
 
 
 def test_a_call_of_a_child_that_is_gone_makes_no_metric() -> None:

@@ -70,7 +70,7 @@ def wait_for_restart(model: Running, wait_until: WaitUntil, count: int = 1) -> N
         ("babble", "sent a malformed message and was killed", ""),
     ],
 )
-def test_what_a_dead_process_had_is_answered_and_another_follows(
+def test_requests_of_a_dead_process_are_answered_and_another_one_starts(
     run_trial: Run, wait_until: WaitUntil, deed: str, how: str, trace: str
 ) -> None:
     model = run_trial()
@@ -142,7 +142,7 @@ def test_a_crash_does_not_touch_the_other_instance(run_trial: Run, wait_until: W
     wait_until(lambda: all(executor.alive for executor in model.executors), "both are back")
 
 
-def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
+def test_batch_that_a_dead_instance_was_forming_runs_on_another(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No wake-up is lost: the queue delay ends although the instance that waited for it is dead."""
@@ -271,12 +271,12 @@ def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
     model = run_trial(config='parameters { key: "restart_pause_seconds" value { string_value: "1" } }')
     for pause_s in (1, 2):
         die_until_it_pauses(model, wait_until)
-        told = re.search(
+        match = re.search(
             r"it starts again at (.*), after a pause of (\d+) s, or when the model is loaded", model.executor.reason
         )
-        assert told is not None, model.executor.reason
-        left_s = datetime.strptime(told[1] + "+0000", "%Y-%m-%d %H:%M:%S UTC%z").timestamp() - time()
-        assert int(told[2]) == pause_s
+        assert match is not None, model.executor.reason
+        left_s = datetime.strptime(match[1] + "+0000", "%Y-%m-%d %H:%M:%S UTC%z").timestamp() - time()
+        assert int(match[2]) == pause_s
         assert pause_s - SOON_S < left_s <= pause_s
         assert "exited with status 3" in model.executor.reason
         assert refusal(model, "").code is Code.UNAVAILABLE  # at once: no request waits for the end of the pause
@@ -333,16 +333,18 @@ def test_a_process_that_ignores_sigterm_closes_as_any_other(run_trial: Run) -> N
 
 @pytest.mark.parametrize("deed", ["start", "start carelessly", "fork"])
 @pytest.mark.parametrize("end", ["death", "unload"])
-def test_what_a_process_has_started_dies_with_it(run_trial: Run, wait_until: WaitUntil, deed: str, end: str) -> None:
+def test_children_of_a_model_process_are_killed_with_it(
+    run_trial: Run, wait_until: WaitUntil, deed: str, end: str
+) -> None:
     model = run_trial()
     started = model.number(deed)
     assert exists(started)
     if deed == "start carelessly":  # it holds nothing of ours
-        held = []
+        targets = []
         for link in Path(f"/proc/{started}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # it is just starting
-                held.append(str(link.readlink()))
-        assert not [target for target in held if target.startswith(("socket:", "/memfd:"))]
+                targets.append(str(link.readlink()))
+        assert not [target for target in targets if target.startswith(("socket:", "/memfd:"))]
     if end == "death":
         refusal(model, "kill")
         wait_for_restart(model, wait_until)

@@ -21,7 +21,7 @@ def life(model: Running) -> list[str]:
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_what_instances_share_is_released_after_the_last_has_closed(run_trial: Run, isolation: str) -> None:
+def test_shared_objects_are_released_after_the_last_instance_has_closed(run_trial: Run, isolation: str) -> None:
     model = run_trial(instances=2, isolation=isolation)
     model.infer()
     model.stop()
@@ -34,7 +34,7 @@ def test_what_instances_share_is_released_after_the_last_has_closed(run_trial: R
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 @pytest.mark.parametrize(
-    ("given", "lived", "reason"),
+    ("options", "lived", "reason"),
     [
         ({"load": "raise"}, ["shared", "unshared"], "failed to load 'm': ValueError: raised on purpose"),
         ({"load": "quit"}, ["shared", "unshared"], "failed to load 'm': SystemExit: 3"),
@@ -46,10 +46,10 @@ def test_what_instances_share_is_released_after_the_last_has_closed(run_trial: R
     ],
 )
 def test_a_failed_load_releases_what_was_shared_and_keeps_its_reason(
-    run_trial: Run, isolation: str, given: dict[str, Any], lived: list[str], reason: str
+    run_trial: Run, isolation: str, options: dict[str, Any], lived: list[str], reason: str
 ) -> None:
-    config = SAMPLE if "always" in given else ""
-    model = run_trial(isolation=isolation, config=config, **given)
+    config = SAMPLE if "always" in options else ""
+    model = run_trial(isolation=isolation, config=config, **options)
     assert reason in model.reason
     assert (life(model) if (model.folder / "life").exists() else []) == lived
 

@@ -32,8 +32,8 @@ def test_an_execution_that_raises_it_is_answered_and_the_instance_lives_on(
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
     for kind in trial.KINDS:
         model.submit(lambda answer, final: answers.put((answer, final)))
-        given = [answers.get(timeout=10) for _ in range(2 if rung == "iterator" else 1)]
-        last, final = given[-1]
+        received = [answers.get(timeout=10) for _ in range(2 if rung == "iterator" else 1)]
+        last, final = received[-1]
         assert isinstance(last, HeadraceError)
         assert last.message == f"model 'm' failed to execute: {kind.__name__}: stray"
         assert final
@@ -41,5 +41,5 @@ def test_an_execution_that_raises_it_is_answered_and_the_instance_lives_on(
     assert model.executor.restarts == 0
     assert model.server.served("m")[0].snapshot().backend_failures.count == len(trial.KINDS)
     model.stop()
-    said = [record for record in caplog.messages if "model 'm' version 1 failed to execute" in record]
-    assert len(said) == len(trial.KINDS)
+    lines = [record for record in caplog.messages if "model 'm' version 1 failed to execute" in record]
+    assert len(lines) == len(trial.KINDS)

@@ -65,20 +65,20 @@ class Trial(Backend):
     Parameters: ClassVar[type] = Parameters
 
     def isolation(self, model: Model) -> Isolation | None:
-        given: Parameters = model.parameters
+        parameters: Parameters = model.parameters
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         return Isolation(
             environ={"PYTHONPATH": path},
-            start_timeout_s=0.0 if given.load_timeout_s < 10 else 30.0,
-            load_timeout_s=given.load_timeout_s,
+            start_timeout_s=0.0 if parameters.load_timeout_s < 10 else 30.0,
+            load_timeout_s=parameters.load_timeout_s,
         )
 
     def share(self, model: Model) -> Any:
-        given: Parameters = model.parameters
-        if given.share:
-            do(given.share, given.folder, None)
-        _note(given, "shared")
-        return given
+        parameters: Parameters = model.parameters
+        if parameters.share:
+            do(parameters.share, parameters.folder, None)
+        _note(parameters, "shared")
+        return parameters
 
     def unshare(self, shared: Any) -> None:
         _note(shared, "unshared")
@@ -86,7 +86,7 @@ class Trial(Backend):
             do(shared.unshare, shared.folder, None)
 
     def load(self, model: Model) -> AnyInstance:
-        given: Parameters = model.parameters
+        parameters: Parameters = model.parameters
         rungs: dict[str, Callable[[Parameters], AnyInstance]] = {
             "rows": Rows,
             "requests": Requests,
@@ -95,10 +95,10 @@ class Trial(Backend):
             "asker": partial(Asker, model.services),
             **STRAYS,
         }
-        if given.load:
-            do(given.load, given.folder, None)
-        (Path(given.folder) / "is_sent").write_text(str(model.is_sent))
-        return rungs[given.rung](given)
+        if parameters.load:
+            do(parameters.load, parameters.folder, None)
+        (Path(parameters.folder) / "is_sent").write_text(str(model.is_sent))
+        return rungs[parameters.rung](parameters)
 
 
 def _note(parameters: Parameters, what: str) -> None:
@@ -156,9 +156,9 @@ class Asker(_Living, RequestInstance):
         for request in requests:
             for _ in range(int(request.parameters.get("interrupted", 0))):
                 self._interrupt(request)
-            asked = InferRequest("callee", request.inputs, callers=("m",), caller=request)
+            nested = InferRequest("callee", request.inputs, callers=("m",), caller=request)
             before = _looks
-            answers.append(self.services.ask(asked))
+            answers.append(self.services.ask(nested))
             (Path(self.parameters.folder) / "answered").write_text(str(_looks - before))
         return answers
 
@@ -171,10 +171,10 @@ class Asker(_Living, RequestInstance):
 
         signal.signal(signal.SIGALRM, ring)
         inputs = {"x": request.inputs["x"] - np.float32(100)}
-        asked = InferRequest("callee", inputs, callers=("m",), caller=request)
+        nested = InferRequest("callee", inputs, callers=("m",), caller=request)
         signal.setitimer(signal.ITIMER_REAL, 0.03)
         with contextlib.suppress(kind):
-            self.services.ask(asked)
+            self.services.ask(nested)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -287,9 +287,9 @@ def _kill(folder: Path, request: Any) -> None:
 
 
 def _eat(folder: Path, request: Any) -> None:
-    kept = []
+    arrays = []
     while True:
-        kept.append(np.ones(1 << 24, np.uint8))
+        arrays.append(np.ones(1 << 24, np.uint8))
 
 
 def _touch(folder: Path, request: Any) -> None:

@@ -32,13 +32,13 @@ def test_parts_are_copied_alone_unless_the_whole_has_been() -> None:
     assert len(tensor.copies) == 3
 
 
-def test_what_takes_no_device_tensors_gets_an_array() -> None:
+def test_consumer_without_device_tensors_gets_an_array() -> None:
     array = as_tensor(PlayedDeviceTensor(X))
     assert type(array) is np.ndarray
     stacked = StackedTensors([PlayedDeviceTensor(X), X[:1]])
     assert stacked.shape == (4, 4)
     np.testing.assert_array_equal(on_host(stacked), np.concatenate([X, X[:1]]))
-    given = np.empty(stacked.shape, stacked.dtype)
-    assert stacked.to_host(given) is given
-    np.testing.assert_array_equal(given, np.concatenate([X, X[:1]]))
+    target = np.empty(stacked.shape, stacked.dtype)
+    assert stacked.to_host(target) is target
+    np.testing.assert_array_equal(target, np.concatenate([X, X[:1]]))
     assert on_host(X) is X

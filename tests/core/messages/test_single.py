@@ -63,7 +63,7 @@ def test_an_awaited_answer_is_returned_or_raised() -> None:
         asyncio.run(ask(FIRST))
 
 
-def test_who_stops_waiting_cancels_the_request_and_may_still_be_answered() -> None:
+def test_cancelled_wait_cancels_the_request_which_may_still_be_answered() -> None:
     async def leave() -> bool:
         awaited = AwaitedAnswer()
         ticket = make_ticket("m", {}, awaited)

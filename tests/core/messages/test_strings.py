@@ -77,7 +77,7 @@ def test_strings_are_found_cut_and_joined_whatever_is_in_them(items: list[bytes]
 
 @settings(deadline=None, max_examples=60)
 @given(many(), st.integers(0, 1 << 30), st.one_of(st.binary(max_size=9), st.just(b"\xff\xff\xff\xff")), st.booleans())
-def test_what_is_malformed_is_refused_in_the_words_of_the_walk(
+def test_malformed_strings_are_refused_in_the_words_of_the_slow_reader(
     items: list[bytes], place: int, rubbish: bytes, cut: bool
 ) -> None:
     data = wire(items)
@@ -101,7 +101,7 @@ def test_the_edges_of_a_window_hide_nothing(size: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\0", b"\0\0\0\1", b"\4\0\0\0", b"x"])
-def test_what_finding_holds_is_bounded_by_the_data(content: bytes) -> None:
+def test_memory_to_find_strings_is_bounded_by_the_data(content: bytes) -> None:
     data = memoryview(wire([b"abc"]) + content * (8 * 1024 * 1024 // len(content)))
     tracemalloc.start()
     strings.find(data)

@@ -41,12 +41,12 @@ def test_these_tests_refuse_whoever_assigns_to_a_request(name: str) -> None:
 
 
 def test_an_altered_request_differs_in_what_was_altered_only() -> None:
-    given: dict[str, Any] = {name: object() for name in FIELDS}
-    request = InferRequest(**given)
+    fields: dict[str, Any] = {name: object() for name in FIELDS}
+    request = InferRequest(**fields)
     for name in ("inputs", "outputs", "parameters"):
         other: Any = object()
         altered = getattr(request, f"with_{name}")(other)
-        assert {each: getattr(altered, each) for each in FIELDS} == {**given, name: other, "alike": None}
+        assert {each: getattr(altered, each) for each in FIELDS} == {**fields, name: other, "alike": None}
 
 
 def test_a_request_that_is_executed_knows_whether_it_is_cancelled_and_knows_it_afterwards() -> None:
@@ -62,15 +62,15 @@ def test_a_request_that_is_executed_knows_whether_it_is_cancelled_and_knows_it_a
 
 
 def test_a_request_that_was_executed_is_freed_with_its_ticket() -> None:
-    held = Held()
-    gone = weakref.ref(held)
-    ticket = ticket_for(InferRequest("m", {"x": held}))  # type: ignore[dict-item]
+    tensor = Held()
+    input_ref = weakref.ref(tensor)
+    ticket = ticket_for(InferRequest("m", {"x": tensor}))  # type: ignore[dict-item]
     ticket.begin()
     ticket.end()
     gc.disable()
     try:
-        del held, ticket
-        assert gone() is None
+        del tensor, ticket
+        assert input_ref() is None
     finally:
         gc.enable()
 

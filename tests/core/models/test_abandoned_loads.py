@@ -84,9 +84,9 @@ def test_a_load_that_never_ends_fails_in_time_and_after_three_the_model_is_refus
     async def scene() -> None:
         async with start(model_load_thread_count=1) as server:
             for _ in range(abandoned_loads.MOST):
-                said = await refusal(server, "stuck")
-                assert "model 'stuck' did not load within 1 s (parameter 'load_timeout_seconds'" in said
-                assert "its thread, which cannot be ended, is left behind" in said
+                reason = await refusal(server, "stuck")
+                assert "model 'stuck' did not load within 1 s (parameter 'load_timeout_seconds'" in reason
+                assert "its thread, which cannot be ended, is left behind" in reason
             assert "model 'stuck' is not loaded: 3 threads of earlier loads have not ended" in await refusal(
                 server, "stuck"
             )
@@ -102,9 +102,9 @@ def test_a_load_that_never_ends_fails_in_time_and_after_three_the_model_is_refus
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-@pytest.mark.parametrize("asked", ["unload", "stop"])
+@pytest.mark.parametrize("action", ["unload", "stop"])
 def test_a_load_that_never_ends_holds_up_neither_unload_nor_stop(
-    asked: str,
+    action: str,
     start: Callable[..., Server],
     write_model: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -118,15 +118,15 @@ def test_a_load_that_never_ends_holds_up_neither_unload_nor_stop(
         load = asyncio.ensure_future(refusal(server, "stuck"))
         while not any(line.state == "LOADING" for line in server.index()):
             await asyncio.sleep(0.01)
-        if asked == "unload":
+        if action == "unload":
             await server.unload("stuck")
         await server.stop()
         assert server.has_left_threads
         return await load
 
-    said = asyncio.run(asyncio.wait_for(scene(), 20))
+    reason = asyncio.run(asyncio.wait_for(scene(), 20))
     why = {"unload": "was unloaded while it was being loaded", "stop": "was being loaded when the server stopped"}
-    assert why[asked] in said
+    assert why[action] in reason
 
 
 def test_an_unload_says_that_it_waits_for_an_execution_that_never_ends(
@@ -140,7 +140,7 @@ def test_an_unload_says_that_it_waits_for_an_execution_that_never_ends(
     async def scene() -> None:
         async with start() as server:
             await server.load("busy", {})
-            asked = asyncio.ensure_future(server.infer_async("busy", {"x": np.ones((1, 1), np.float32)}))
+            inference = asyncio.ensure_future(server.infer_async("busy", {"x": np.ones((1, 1), np.float32)}))
             while server.served("busy")[0].snapshot().pending or not server.served("busy")[0].executors[0].executing:
                 await asyncio.sleep(0.01)
             await server.unload("busy")
@@ -151,22 +151,22 @@ def test_an_unload_says_that_it_waits_for_an_execution_that_never_ends(
             assert [(line.name, line.state, line.reason) for line in lines] == [("busy", "UNLOADING", expected)]
             assert f"'busy' version 1 {expected}" in caplog.messages
             stuck.let_go.set()
-            await asked
+            await inference
             while {line.reason for line in server.index()} != {"unloaded"}:
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scene(), 30))
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "soon", "1.5"])
+@pytest.mark.parametrize("timeout_s", ["0", "-1", "soon", "1.5"])
 def test_a_bound_that_is_none_is_refused(
-    given: str, start: Callable[..., Server], write_model: Callable[..., Any]
+    timeout_s: str, start: Callable[..., Server], write_model: Callable[..., Any]
 ) -> None:
-    write_model("quick", CONFIG.format(timeout_s=given))
+    write_model("quick", CONFIG.format(timeout_s=timeout_s))
 
     async def scene() -> None:
         async with start() as server:
-            expected = f"parameter 'load_timeout_seconds' is '{given}', expected a number of seconds above 0"
+            expected = f"parameter 'load_timeout_seconds' is '{timeout_s}', expected a number of seconds above 0"
             assert expected in await refusal(server, "quick")
 
     asyncio.run(scene())

@@ -277,11 +277,11 @@ def test_the_paths_above_are_all_that_the_server_has(write_model: Any, make_serv
     from headrace_http.routes import Routes
 
     engine = make_server().engine
-    asked = {path for _, path in PATHS.values()} | OTHER_PATHS
+    paths = {path for _, path in PATHS.values()} | OTHER_PATHS
     table = Routes(engine).table
     for route in table:
         assert isinstance(route.operation, Operation | ExtensionOperation), route
-        assert any(route.pattern.fullmatch(path) for path in asked), f"{route.pattern.pattern} is not asked above"
+        assert any(route.pattern.fullmatch(path) for path in paths), f"{route.pattern.pattern} is not asked above"
     operations = {route.operation for route in table} | {rpc.operation for _, rpc in rpcs(engine)}
     assert all(isinstance(operation, Operation | ExtensionOperation) for operation in operations)
     assert {each for each in operations if isinstance(each, Operation)} == set(Operation) - {Operation.METRICS}
@@ -522,7 +522,7 @@ def test_interceptors_are_asked_in_order_and_see_answers_the_other_way_round(
     use(*order)
     write_model("m", CONFIG)
     outer, middle, _ = names = [kind.name for kind in order]
-    asked = [f"{name} is asked" for name in names]
+    admissions = [f"{name} is asked" for name in names]
     read = [f"{name} reads" for name in names]
     back = [*reversed(names)]
 
@@ -531,17 +531,22 @@ def test_interceptors_are_asked_in_order_and_see_answers_the_other_way_round(
             Order.events.clear()
             await server.infer_async("m", {"x": np.zeros((1, 2), np.float32)})
             answered = [f"{name} sees InferResponse" for name in back]
-            assert Order.events == [*asked, *read, *answered, *(f"{name} ends with NoneType" for name in back)]
+            assert Order.events == [*admissions, *read, *answered, *(f"{name} ends with NoneType" for name in back)]
             Order.events.clear()
             with pytest.raises(InvalidArgument):  # behind all of them
                 await server.infer_async("m", {"x": np.zeros((9, 2), np.float32)})
             answered = [f"{name} sees InvalidArgument" for name in back]
-            assert Order.events == [*asked, *read, *answered, *(f"{name} ends with InvalidArgument" for name in back)]
+            assert Order.events == [
+                *admissions,
+                *read,
+                *answered,
+                *(f"{name} ends with InvalidArgument" for name in back),
+            ]
             Order.events.clear()
             monkeypatch.setattr(Refusing, "name", middle)
             with pytest.raises(Unavailable, match=f"{middle} refuses"):
                 await server.infer_async("m", {"x": np.zeros((1, 2), np.float32)})
-            assert Order.events == [*asked[:2], f"{outer} ends with Unavailable"]
+            assert Order.events == [*admissions[:2], f"{outer} ends with Unavailable"]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -621,12 +626,12 @@ def test_an_interceptor_may_wait_and_then_let_pass_or_refuse(serve: Serve, held:
 
 def streamed(client: Any, *models: str, **headers: str) -> list[str]:
     """Ask ``models`` on one stream; returns the names of those that answered, and the texts of errors."""
-    told: list[str] = []
+    outcomes: list[str] = []
     done = threading.Event()
 
     def hear(result: Any, error: Any) -> None:
-        told.append(error.message() if error is not None else result.get_response().model_name)
-        if len(told) == len(models):
+        outcomes.append(error.message() if error is not None else result.get_response().model_name)
+        if len(outcomes) == len(models):
             done.set()
 
     client.start_stream(hear, headers=headers)
@@ -634,16 +639,16 @@ def streamed(client: Any, *models: str, **headers: str) -> list[str]:
         client.async_stream_infer(model, [tensor_of()])
     assert done.wait(60)
     client.stop_stream()
-    return told
+    return outcomes
 
 
 def test_a_caller_that_leaves_while_an_interceptor_waits_is_told_to_nobody(serve: Serve, held: threading.Event) -> None:
     def scenario(ports: Ports) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            asked = stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="m"))
+            call = stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="m"))
             assert Waits.has_begun.wait(60)
-            asked.cancel()
+            call.cancel()
             deadline = threading.Event()
             while not Seen.ends and not deadline.wait(0.01):
                 pass
@@ -769,8 +774,8 @@ def test_a_message_that_names_another_model_than_was_admitted_is_refused(serve: 
         twice = service_pb2.ModelConfigRequest(name="m").SerializeToString()
         twice += service_pb2.ModelConfigRequest(name="secret").SerializeToString()  # protobuf takes the last one
         with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
-            asked = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig", bytes, bytes).future(twice)
-            assert (asked.code().name, asked.details()[:44]) == (
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig", bytes, bytes).future(twice)
+            assert (call.code().name, call.details()[:44]) == (
                 "INVALID_ARGUMENT",
                 "the message names its model 'secret' behind ",
             )
@@ -928,12 +933,12 @@ class Permitting(Interceptor):
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
         self.admitted.append(f"{caller.transport} {operation} {model}")
-        given = caller.header("authorization")
-        if given != "please":
+        header = caller.header("authorization")
+        if header != "please":
             raise Unauthenticated("say the word")
         caller.principal = "alice"
         if operation is Operation.INFER:
-            for form in (given, given.encode()):
+            for form in (header, header.encode()):
                 self.made.setdefault(form, {})[model] = "alice"
 
 
@@ -974,7 +979,7 @@ def test_a_permitted_inference_is_not_admitted_again(serve: Serve) -> None:
 
 
 @pytest.mark.usefixtures("no_permits")
-def test_what_is_not_permitted_is_admitted(serve: Serve) -> None:
+def test_inference_without_a_permit_is_admitted(serve: Serve) -> None:
     def scenario(ports: Ports) -> None:
         assert post(ports.http, authorization="please").status_code == 200
         Permitting.admitted.clear()
@@ -1025,8 +1030,8 @@ def test_a_permitted_request_has_its_sender(serve: Serve, monkeypatch: pytest.Mo
     monkeypatch.setattr("headrace.models.submission.check_and_enqueue", note)
     serve(scenario, Permitting)
     assert len(Permitting.admitted) == 1
-    told = "127.0.0.1", "alice", "infer", "m", "bob", {"traceparent": "00-1"}
-    assert senders[-2:] == [("http", *told, False, None), ("grpc", *told, True, None)]
+    sender = "127.0.0.1", "alice", "infer", "m", "bob", {"traceparent": "00-1"}
+    assert senders[-2:] == [("http", *sender, False, None), ("grpc", *sender, True, None)]
 
 
 @pytest.mark.usefixtures("no_permits")
@@ -1036,20 +1041,20 @@ def test_a_permitted_request_that_is_wrong_is_told_so(serve: Serve) -> None:
         tensor = {"name": "x", "datatype": "INT32", "shape": [1, 1], "data": [1]}
         url = f"http://127.0.0.1:{ports.http}/v2/models/m/infer"
         for document in ("{", '{"inputs": []}', json.dumps({"inputs": [tensor]})):
-            told = []
+            responses = []
             for _ in range(2):  # permitted, then admitted
                 found = httpx.post(url, content=document, headers={"authorization": "please"})
-                told.append((found.status_code, found.text))
+                responses.append((found.status_code, found.text))
                 Permitting.made.clear()
-            assert told[0] == told[1]
-            assert told[0][0] >= 400
+            assert responses[0] == responses[1]
+            assert responses[0][0] >= 400
             assert post(ports.http, authorization="please").status_code == 200
         request = service_pb2.ModelInferRequest(model_name="m")
         with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
-            asked: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+            call: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
                 request, metadata=(("authorization", "please"),), timeout=30
             )
-            assert asked.code().name == "INVALID_ARGUMENT"
+            assert call.code().name == "INVALID_ARGUMENT"
 
     serve(scenario, Permitting)
 
@@ -1237,10 +1242,10 @@ def ask_both(ports: Ports, model: str = "m", name: str = "x", size: int = 2) -> 
     tensor = {"name": name, "datatype": "FP32", "shape": [1, size], "data": [0.5] * size}
     document, sent = {"id": "r" * 300, "inputs": [tensor]}, {"traceparent": "00-1"}
     httpx.post(f"http://127.0.0.1:{ports.http}/v2/models/{model}/infer", json=document, headers=sent)
-    given = grpc_client.InferInput(name, [1, size], "FP32")
-    given.set_data_from_numpy(np.full((1, size), 0.5, np.float32))
+    request_input = grpc_client.InferInput(name, [1, size], "FP32")
+    request_input.set_data_from_numpy(np.full((1, size), 0.5, np.float32))
     with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client, suppress(InferenceServerException):
-        client.infer(model, [given], request_id="r" * 300, headers=sent)
+        client.infer(model, [request_input], request_id="r" * 300, headers=sent)
 
 
 @pytest.mark.usefixtures("no_records")
@@ -1297,7 +1302,7 @@ def test_a_recorder_beside_an_interceptor_that_refuses_gets_callers(serve: Serve
 
 
 @pytest.mark.usefixtures("no_records", "no_samples")
-def test_what_another_interceptor_samples_has_a_caller_for_both(serve: Serve) -> None:
+def test_inference_sampled_by_another_interceptor_has_a_caller_for_both(serve: Serve) -> None:
     def scenario(ports: Ports) -> None:
         for _ in range(2):
             post(ports.http)

@@ -50,8 +50,8 @@ def test_a_scheduler_is_chosen_by_name_and_told_its_parameters(tmp_path: Path) -
     SAID.clear()
     extra = parameter("scheduler", "several") + parameter("scheduler.most", "3")
     with served(tmp_path, extra) as server:
-        given = server.infer("m", {"x": np.ones((1, 1), np.float32)})
-    assert given.outputs
+        answer = server.infer("m", {"x": np.ones((1, 1), np.float32)})
+    assert answer.outputs
     assert set(SAID) == {3}
 
 

@@ -257,7 +257,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_can_name_no_model_is_refused(write_model: Any, explicit: MakeServer, name: str) -> None:
+def test_name_that_no_model_can_have_is_refused(write_model: Any, explicit: MakeServer, name: str) -> None:
     write_model("m")
 
     async def scenario() -> None:

@@ -123,12 +123,12 @@ def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes
 
     async def scenario() -> None:
         async with watched(dev, others=[second]) as server:
-            for gone in (second / "m", folder):
+            for removed in (second / "m", folder):
                 await asyncio.to_thread(shutil.copytree, folder, second / "m")
                 await until(lambda: [entry.reason for entry in server.index()] == [TWICE])
                 assert shown(server) == [("m", "", "UNAVAILABLE")]
                 assert not server.ready_versions("m")
-                await asyncio.to_thread(shutil.rmtree, gone)
+                await asyncio.to_thread(shutil.rmtree, removed)
                 await until(lambda: shown(server) == [("m", "1", "READY")])
                 await server.infer_async("m", ONE)
 

@@ -107,7 +107,7 @@ def test_a_deadlock_is_refused_in_the_last_of_all_looks_and_not_before() -> None
     assert scene.clock.due == []
 
 
-def test_what_is_free_in_the_last_look_is_not_refused() -> None:
+def test_call_that_is_free_in_the_last_check_is_not_refused() -> None:
     """An execution that sends a call, and is slow to return on a machine that is busy."""
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
@@ -200,9 +200,9 @@ def test_a_deadlock_that_only_the_answer_of_one_step_closes_is_found() -> None:
     """``able`` is slow, on a machine that is busy, and is what is left of the way out when the first look is over."""
     scene = Scene("one", "two", "m")
     scene.models["m"].executors.clear()
-    asked = scene.call(scene.begin("two"), "m")
+    step = scene.call(scene.begin("two"), "m")
     scene.models["m"].waiting.clear()  # its scheduler has it, which asks two others
-    able, stuck = scene.ask(asked, "one"), scene.ask(asked, "two")
+    able, stuck = scene.ask(step, "one"), scene.ask(step, "two")
     assert scene.look(LOOKS + 3) == []
     scene.answer(able)
     assert scene.look(LOOKS) == ["two m two"]
@@ -211,10 +211,10 @@ def test_a_deadlock_that_only_the_answer_of_one_step_closes_is_found() -> None:
 
 def test_a_deadlock_that_is_closed_when_one_call_of_a_returned_execution_ends_is_found() -> None:
     scene = Scene("later", "a", "b")
-    asked = scene.call(scene.begin("a"), "later")
+    call = scene.call(scene.begin("a"), "later")
     scene.models["later"].waiting.clear()
-    scene.models["later"].executors[0].executing = [asked]
-    able, stuck = scene.call(asked, "b"), scene.call(asked, "a")
+    scene.models["later"].executors[0].executing = [call]
+    able, stuck = scene.call(call, "b"), scene.call(call, "a")
     scene.models["later"].executors[0].executing = ()  # its answer is given when those of its calls are there
     assert scene.look(LOOKS + 3) == []
     scene.answer(able)
@@ -262,7 +262,7 @@ def test_a_call_is_refused_exactly_if_it_comes_back_and_reaches_no_free_model(ed
     assert {("abcde".index(call.callers[-1]), "abcde".index(call.model_name)) for call in calls} == stuck
 
 
-def test_whoever_only_waits_behind_a_deadlock_is_left_alone() -> None:
+def test_call_that_only_waits_behind_a_deadlock_is_not_refused() -> None:
     scene = Scene("a", "b", "c")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "b")

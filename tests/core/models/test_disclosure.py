@@ -90,7 +90,7 @@ def test_no_string_of_a_config_discloses_a_file(
     outside.write_text(f"{CANARY}\n" * 8)
     (repository / "canary.txt").write_text(f"{CANARY}\n" * 8)
 
-    told: list[str] = []
+    messages: list[str] = []
 
     async def scenario() -> None:
         async with make_server(model_control_mode="explicit", load_model=("m",)) as server:
@@ -101,12 +101,12 @@ def test_no_string_of_a_config_discloses_a_file(
                         try:
                             await server.load("m", {"config": text, **files})
                         except HeadraceError as error:
-                            told.append(error.message)
+                            messages.append(error.message)
                         for model in server.served():
                             assert CANARY not in repr((model.labels, model.config, model.inputs, model.outputs)), field
             assert CANARY not in repr(server.index())
 
     asyncio.run(asyncio.wait_for(scenario(), 50))
-    assert told
-    assert CANARY not in "".join(told)
+    assert messages
+    assert CANARY not in "".join(messages)
     assert CANARY not in caplog.text

@@ -35,9 +35,9 @@ class Apart(Threaded):
 EXECUTORS = Plugins.discover(()).executors
 
 
-def chosen(backend: type[Backend], **given: Any) -> Isolation | None:
+def chosen(backend: type[Backend], **parameters: Any) -> Isolation | None:
     config = ModelConfig(name="m")
-    for key, value in given.items():
+    for key, value in parameters.items():
         config.parameters[key].string_value = str(value)
     return choose_executor(backend({}), Model("m", 1, Path(), config), EXECUTORS).isolation
 
@@ -73,10 +73,10 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(value: str) -> None:
         chosen(Apart, memory_limit_bytes=value)
 
 
-@pytest.mark.parametrize("given", [{}, {"isolation": "thread"}])
-def test_a_limit_without_a_process_is_refused(given: dict[str, str]) -> None:
+@pytest.mark.parametrize("parameters", [{}, {"isolation": "thread"}])
+def test_a_limit_without_a_process_is_refused(parameters: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="'memory_limit_bytes' needs instances in processes of their own"):
-        chosen(Threaded, memory_limit_bytes=1 << 30, **given)
+        chosen(Threaded, memory_limit_bytes=1 << 30, **parameters)
 
 
 def test_how_long_a_process_stays_awake_does_not_matter_where_there_is_none() -> None:

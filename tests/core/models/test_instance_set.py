@@ -62,11 +62,11 @@ class Scene:
         done = asyncio.Event()
 
         async def work() -> int:
-            asked = 0
+            count = 0
             while not done.is_set():
                 await self.ask()
-                asked += 1
-            return asked
+                count += 1
+            return count
 
         askers = [asyncio.ensure_future(work()) for _ in range(concurrency)]
 
@@ -218,7 +218,7 @@ def test_if_a_new_instance_cannot_be_loaded_nothing_changes(play: Any) -> None:
 
 
 @pytest.mark.parametrize("more", ['parameters { key: "a" value { string_value: "b" } }', "batch_output { }"])
-def test_what_says_more_than_instances_loads_all_anew_or_nothing(play: Any, more: str) -> None:
+def test_change_beyond_instances_reloads_everything_or_nothing(play: Any, more: str) -> None:
     async def scenario(scene: Scene) -> None:
         if "batch_output" in more:
             with pytest.raises(HeadraceError):
@@ -288,14 +288,14 @@ def test_a_leaving_instance_ends_its_batch_and_the_load_does_not_wait_for_ever(
 
     async def scenario(scene: Scene) -> None:
         scene.gated.gate.clear()
-        asked = [asyncio.ensure_future(scene.ask()) for _ in range(3)]
+        inferences = [asyncio.ensure_future(scene.ask()) for _ in range(3)]
         (served,) = scene.server.served("m")
         while sum(bool(executor.executing) for executor in served.executors) < 3:
             await asyncio.sleep(0)
         assert await scene.count(1) == (0, 0)
         assert len(served.executors) == 1
         scene.gated.gate.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*inferences)
         while len(scene.gated.closed) < 2:
             await asyncio.sleep(0)
         await scene.ask()
@@ -311,7 +311,7 @@ def test_a_version_may_go_while_one_of_its_instances_is_leaving(
 
     async def scenario(scene: Scene) -> None:
         scene.gated.gate.clear()
-        asked = [asyncio.ensure_future(scene.ask()) for _ in range(2)]
+        inferences = [asyncio.ensure_future(scene.ask()) for _ in range(2)]
         (served,) = scene.server.served("m")
         while sum(bool(executor.executing) for executor in served.executors) < 2:
             await asyncio.sleep(0)
@@ -319,7 +319,7 @@ def test_a_version_may_go_while_one_of_its_instances_is_leaving(
         threading.Timer(0.05, scene.gated.gate.set).start()
         if how == "unload":
             await scene.server.unload("m")
-        await asyncio.gather(*asked)
+        await asyncio.gather(*inferences)
 
     play(scenario, group(2))
 
@@ -330,11 +330,11 @@ def test_an_idle_instance_that_was_handed_what_it_did_not_take_leaves_it_to_the_
     async def scenario(scene: Scene) -> None:
         pick = random.Random(1)
         for _ in range(40):
-            asked = [asyncio.ensure_future(scene.ask()) for _ in range(pick.randint(1, 30))]
+            inferences = [asyncio.ensure_future(scene.ask()) for _ in range(pick.randint(1, 30))]
             for _ in range(pick.randint(0, 3)):
                 await asyncio.sleep(0)
             await scene.count(pick.randint(1, 4))
-            await asyncio.gather(*asked)
+            await asyncio.gather(*inferences)
 
     play(scenario, group(4))
 
@@ -371,7 +371,7 @@ def test_an_instance_that_owes_answers_is_closed_when_it_has_given_them(
         server = make_server(model_control_mode="explicit", load_model=("m",))
         server.plugins.backends.add(LaterBackend, PluginInfo("later", "tests", "0"))
         async with server:
-            asked = [asyncio.ensure_future(server.infer_async("m", ONE)) for _ in range(8)]
+            inferences = [asyncio.ensure_future(server.infer_async("m", ONE)) for _ in range(8)]
             while len(Later.calls) < 8:
                 await asyncio.sleep(0)
             write_model("m", head + group(1, "MODEL"))
@@ -379,7 +379,7 @@ def test_an_instance_that_owes_answers_is_closed_when_it_has_given_them(
             assert not {instance for instance, _ in Later.calls}.intersection(Later.closed)
             for _, call in Later.calls:
                 call.send(InferResponse({"y": ONE["x"]}))
-            await asyncio.gather(*asked)
+            await asyncio.gather(*inferences)
             while len(Later.closed) < 2:
                 await asyncio.sleep(0)
 

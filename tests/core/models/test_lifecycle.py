@@ -231,7 +231,7 @@ def test_the_time_that_an_instance_has_to_close_runs_from_when_the_server_begins
     run(scenario())
 
 
-def test_what_comes_while_the_server_stops_is_unloaded_too(
+def test_model_loaded_while_the_server_stops_is_unloaded(
     write_model: Any, make_server: MakeServer, repository: Path, gated: Any
 ) -> None:
     write_model("m", GATED)

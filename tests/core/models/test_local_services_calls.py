@@ -57,8 +57,8 @@ class Asking:
 
     def message(self, target: str, x: Any, **settings: Any) -> InferRequest:
         callers = (*self.request.callers, self.name)
-        given = {"model_name": target, "inputs": {"x": np.array([x], np.int32)}}
-        return InferRequest(**{**given, "callers": callers, "caller": self.request, **settings})
+        fields = {"model_name": target, "inputs": {"x": np.array([x], np.int32)}}
+        return InferRequest(**{**fields, "callers": callers, "caller": self.request, **settings})
 
     def infer(self, target: str, x: int, respond: Callable[[Answer, bool], None], **settings: Any) -> Ticket:
         ticket = Ticket(self.message(target, x, **settings), respond)
@@ -281,11 +281,11 @@ def test_a_call_of_a_model_that_waits_for_somebody_elses_resources_is_answered(s
         return asking.give(1)
 
     async def scenario(server: Server) -> None:
-        asked = asyncio.ensure_future(ask(server, "slow"))
+        inference = asyncio.ensure_future(ask(server, "slow"))
         while not began.is_set():
             await asyncio.sleep(0)
         assert await ask(server, "a", 5) == 5
-        await asked
+        await inference
 
     models = {"a": (CONFIG, passes_to("b")), "b": (limited(1), identity), "slow": (limited(1), slow)}
     serve(scenario, {"rate_limit": "execution_count"}, **models)
@@ -311,14 +311,14 @@ def test_a_deadlock_that_closes_when_a_third_model_gives_its_resources_back_is_r
         assert await ask(server, "b", 3) == 3
 
     models = {"a": (limited(2), passes_to("b")), "b": (limited(3), identity), "c": (limited(2), holds)}
-    given = (RateLimitResource("R", 4),)
-    serve(scenario, {"rate_limit": "execution_count", "rate_limit_resource": given}, **models)
+    resources = (RateLimitResource("R", 4),)
+    serve(scenario, {"rate_limit": "execution_count", "rate_limit_resource": resources}, **models)
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG.replace("asking", "later")], ids=["at once", "later"])
 def test_a_caller_who_leaves_takes_the_calls_along_that_were_made_for_it(serve: Serve, config: str) -> None:
     """``d`` has the only instance that ``c`` could be answered by, and holds it as long as the test runs."""
-    begun, gate, asked = threading.Event(), threading.Event(), threading.Event()
+    begun, gate, has_called = threading.Event(), threading.Event(), threading.Event()
     got: list[Given] = []
 
     def holds(asking: Asking) -> Given:
@@ -327,7 +327,7 @@ def test_a_caller_who_leaves_takes_the_calls_along_that_were_made_for_it(serve: 
         return asking.give(asking.x)
 
     def tells(asking: Asking) -> Given:
-        asked.set()
+        has_called.set()
         got.append(asking.ask("b"))
         return got[-1]
 
@@ -335,7 +335,7 @@ def test_a_caller_who_leaves_takes_the_calls_along_that_were_made_for_it(serve: 
         holding = asyncio.ensure_future(ask(server, "c", 5))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         leaving = asyncio.ensure_future(ask(server, "a"))
-        await asyncio.to_thread(asked.wait, PATIENCE_S)
+        await asyncio.to_thread(has_called.wait, PATIENCE_S)
         leaving.cancel()
         (a,), (b,), (c,) = (server.served(name) for name in "abc")
         until_ns = monotonic_ns() + PATIENCE_S * 500_000_000
@@ -507,21 +507,21 @@ def test_one_who_no_longer_waits_takes_the_request_out_of_the_queue(serve: Serve
 
 
 def test_services_of_a_server_that_has_stopped_refuse(serve: Serve) -> None:
-    kept: list[Asking] = []
+    models: list[Asking] = []
 
     def keeps(asking: Asking) -> Given:
-        kept.append(asking)
+        models.append(asking)
         return asking.give(0)
 
     async def scenario(server: Server) -> None:
         await ask(server, "a")
 
     serve(scenario, a=(CONFIG, keeps))
-    answer = kept[0].ask("a")
+    answer = models[0].ask("a")
     assert isinstance(answer, HeadraceError)
     assert answer.message == "the server has stopped"
     with pytest.raises(HeadraceError, match="the server has stopped"):
-        kept[0].services.is_model_ready("a", "")
+        models[0].services.is_model_ready("a", "")
 
 
 def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
@@ -545,15 +545,15 @@ def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
 
 
 def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(serve: Serve) -> None:
-    asked: list[Asking] = []
+    models: list[Asking] = []
 
     def keeps(asking: Asking) -> Given:
-        asked.append(asking)
+        models.append(asking)
         return asking.give(1)
 
     async def scenario(server: Server) -> None:
         assert await ask(server, "a") == 1
-        (asking,) = asked
+        (asking,) = models
         answer = asking.services.ask(asking.message("b", 0))  # as a finalizer might
         assert isinstance(answer, HeadraceError)
         assert answer.message == "a call of another model would block the event loop that answers it"
@@ -618,7 +618,7 @@ def until_cancelled(asking: Asking) -> Given:
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG.replace("asking", "later")], ids=["at once", "later"])
-def test_whoever_asked_hears_of_a_call_that_was_executed_when_its_time_was_over(serve: Serve, config: str) -> None:
+def test_caller_of_an_expired_call_that_was_executed_gets_its_error(serve: Serve, config: str) -> None:
     """He waits for that, and would hold his instance for ever."""
 
     async def scenario(server: Server) -> None:
@@ -744,9 +744,9 @@ def test_a_call_for_one_request_ends_with_its_time_when_its_execution_has_return
         answer = asyncio.ensure_future(ask_by(server, "a", 100_000_000))
         await asyncio.sleep(0)
         await until_executed(server, "later", executed)
-        given = await answer
-        assert isinstance(given, HeadraceError)
-        assert given.message == EXPIRED
+        error = await answer
+        assert isinstance(error, HeadraceError)
+        assert error.message == EXPIRED
 
     serve(scenario, a=(CONFIG.replace("asking", "later"), asks_once_executed), patient=(PATIENT, identity))
 

@@ -81,7 +81,7 @@ def test_an_instance_without_a_check_is_not_asked() -> None:
     assert host.asked == []
 
 
-def test_those_who_ask_at_once_share_one_answer_and_the_next_gets_a_new_one() -> None:
+def test_simultaneous_readiness_checks_share_one_result_and_the_next_gets_a_new_one() -> None:
     gate = threading.Event()
     host = Asked(lambda: gate.wait(20))
 

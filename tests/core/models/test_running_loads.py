@@ -101,7 +101,7 @@ def test_a_place_that_was_lent_is_one_place_again(count: int) -> None:
     run(scenario, count)
 
 
-def test_what_work_raises_is_raised_and_gives_the_place_back() -> None:
+def test_error_of_work_is_raised_and_frees_its_place() -> None:
     async def scenario(slots: LoadSlots) -> None:
         for _ in range(3):
             with pytest.raises(ValueError, match="invalid literal"):

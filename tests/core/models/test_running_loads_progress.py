@@ -119,15 +119,15 @@ def test_the_longest_is_counted_from_when_a_thread_has_begun_with_it(
 
     async def scenario() -> None:
         nonlocal now
-        with running_loads.Progress(["early", "late"]) as told:
-            told.began("early")
+        with running_loads.Progress(["early", "late"]) as progress:
+            progress.began("early")
             now = 10.0
-            told.began("late")
-            told.began("early")  # its second version
+            progress.began("late")
+            progress.began("early")  # its second version
             now = 12.0
-            told.loaded("early")
+            progress.loaded("early")
             now = 17.5
-            told.loaded("late")
+            progress.loaded("late")
 
     asyncio.run(scenario())
     assert caplog.messages == [

@@ -21,7 +21,7 @@ UNKNOWN = "Request for unknown model: "
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "said"),
+    ("name", "version", "reason"),
     [
         *((name, version, f"'{name}' is not found") for name in ("nobody", "bad") for version in ("", "1", "3")),
         ("good", "3", "'good' version 3 is not found"),
@@ -33,7 +33,7 @@ UNKNOWN = "Request for unknown model: "
     ],
 )
 def test_a_model_that_is_not_served_is_refused_in_tritons_words(
-    name: str, version: str, said: str, headrace_repository: Path, headrace_server: Callable[..., Server]
+    name: str, version: str, reason: str, headrace_repository: Path, headrace_server: Callable[..., Server]
 ) -> None:
     """A model whose config is wrong is as unknown as one that does not exist."""
     for model, text in {
@@ -47,7 +47,7 @@ def test_a_model_that_is_not_served_is_refused_in_tritons_words(
     server = headrace_server(exit_on_error=False)
     with pytest.raises(HeadraceError) as refusal:
         server.infer(name, {"x": [0, 0]}, version=version)
-    assert refusal.value.message == UNKNOWN + said
+    assert refusal.value.message == UNKNOWN + reason
 
 
 def records(*names: str) -> Any:

@@ -207,17 +207,17 @@ def test_a_shape_tensor_has_no_batch_axis_and_joins_only_its_equals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "reason"),
     [
         (np.zeros((2, 2), np.int32), "unexpected shape for input 'shape' for model 'm'. Expected [2], got [2,2]. "),
         (np.zeros(3, np.int32), "unexpected shape for input 'shape' for model 'm'. Expected [2], got [3]. "),
         (np.zeros(2, np.int64), "inference input 'shape' data-type is 'INT64', but model 'm' expects 'INT32'"),
     ],
 )
-def test_a_shape_tensor_that_does_not_fit_is_told_without_a_batch_axis(shape: Any, told: str) -> None:
+def test_a_shape_tensor_that_does_not_fit_is_told_without_a_batch_axis(shape: Any, reason: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         signature(SHAPED).check(ticket(x=x(2, 3), shape=shape))
-    assert told in refusal.value.message
+    assert reason in refusal.value.message
 
 
 def test_rows_beside_a_shape_tensor_are_still_bounded() -> None:
@@ -246,7 +246,7 @@ def test_of_requests_alike_one_is_looked_at() -> None:
         model.check(other)
 
 
-def test_what_is_refused_is_refused_again_when_something_like_it_comes() -> None:
+def test_refused_request_is_refused_again_in_the_same_form() -> None:
     model, token = signature(PLAIN), object()
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="batch-size must be <= 4"):
@@ -266,7 +266,7 @@ def test_requests_alike_are_looked_at_where_values_count_or_a_shape_is_replaced(
         assert each.request.inputs["x"].shape == (2, 2, 3)
 
 
-def test_what_is_remembered_to_fit_is_bounded() -> None:
+def test_cache_of_valid_layouts_is_bounded() -> None:
     model = signature(PLAIN)
     for _ in range(1000):
         model.check(alike(object(), x=x(1, 3)))

@@ -72,8 +72,8 @@ def test_no_version_left_says_what_there_is_instead(tmp_path: Path, folders: str
         (tmp_path / folder).mkdir()
     with pytest.raises(OperatorError) as refusal:
         versions_to_serve("m", files_below(tmp_path), policy(text))
-    said = "at least one version must be available under the version policy of model 'm'. "
-    assert refusal.value.message.startswith(said + why)
+    reason = "at least one version must be available under the version policy of model 'm'. "
+    assert refusal.value.message.startswith(reason + why)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_tensor_that_is_no_input_joins_the_others(load: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("sample", "reason"),
     [
         ({"dims": "[4]"}, "unexpected shape for input 'x' for model 'm'. Expected [-1,3], got [1,4]. NOTE: Setting"),
         (
@@ -91,9 +91,9 @@ def test_a_tensor_that_is_no_input_joins_the_others(load: Any) -> None:
         ),
     ],
 )
-def test_what_a_client_could_not_send_fails_the_load_and_says_which_sample_it_was(
-    load: Any, given: dict[str, str], reason: str
+def test_sample_that_no_client_could_send_fails_the_load_with_its_name(
+    load: Any, sample: dict[str, str], reason: str
 ) -> None:
-    found, seen = load("dims: [3]", **given)
+    found, seen = load("dims: [3]", **sample)
     assert found.startswith(LEAD + reason)
     assert seen == []

@@ -53,10 +53,10 @@ class CachedStage:
         loop, model = asyncio.get_running_loop(), config(settings)
         self.server = ServerCache(cache or self.local, self.off_loop_work, loop)
         signature = Signature("m", model)
-        kept = ModelCache(self.server, "m", "7", b"identity", signature)
+        model_cache = ModelCache(self.server, "m", "7", b"identity", signature)
         info = InstanceInfo("m_0_0", Device("cpu"), 4)
-        given = ScheduledModel(model, [info], signature.inputs, signature.outputs)
-        self.model_queue = CachingModelQueue(kind, given, self.statistics, loop, kept, self.clock)
+        scheduled = ScheduledModel(model, [info], signature.inputs, signature.outputs)
+        self.model_queue = CachingModelQueue(kind, scheduled, self.statistics, loop, model_cache, self.clock)
         self.wrong: list[str] = []
         self.instance = SimulatedInstance(self.model_queue.sources[0], self.wrong)
         self.answers: dict[str, list[Answer]] = {}
@@ -123,7 +123,7 @@ def staged(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 
 @staged
-async def test_what_was_asked_before_is_answered_at_once_under_its_own_id() -> None:
+async def test_repeated_request_is_answered_at_once_under_its_own_id() -> None:
     stage = CachedStage()
     stage.send("first")
     assert await stage.execute() == ["first"]
@@ -187,7 +187,7 @@ async def test_parameters_that_a_model_can_read_are_part_of_the_question() -> No
 
 
 @pytest.mark.parametrize("fields", [{"parameters": {BYPASS: True}}, {"sequence_id": 4}, {"sequence_start": True}])
-def test_who_wants_to_be_executed_is_and_nothing_is_kept_of_it(fields: dict[str, Any]) -> None:
+def test_request_that_bypasses_the_cache_is_executed_and_not_stored(fields: dict[str, Any]) -> None:
     @staged
     async def scene() -> None:
         stage = CachedStage()
@@ -257,7 +257,7 @@ async def test_answers_keep_the_order_of_the_requests_hits_included() -> None:
 
 
 @staged
-async def test_those_who_ask_the_same_meanwhile_wait_for_the_first() -> None:
+async def test_equal_requests_in_flight_wait_for_the_first() -> None:
     stage = CachedStage()
     for name in "abcd":
         stage.send(name)
@@ -323,7 +323,7 @@ async def test_one_who_waits_and_leaves_is_told_so_and_disturbs_nobody() -> None
 
 
 @staged
-async def test_nobody_urgent_waits_for_another_and_no_call_of_a_model_does() -> None:
+async def test_urgent_requests_and_calls_of_models_do_not_wait_for_another_request() -> None:
     stage = CachedStage()
     stage.send("a")
     stage.send("urgent", priority=1)
@@ -416,7 +416,7 @@ async def test_a_kernel_that_drains_refuses_hits_and_lets_those_who_wait_go_on()
 
 
 @pytest.mark.parametrize("end", ["close", "abandon"])
-def test_whoever_waits_at_the_end_is_told_once(end: str) -> None:
+def test_request_that_waits_when_the_queue_closes_is_answered_once(end: str) -> None:
     @staged
     async def scene() -> None:
         stage = CachedStage()
@@ -443,7 +443,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @staged
-async def test_what_is_large_is_digested_and_copied_by_a_thread_and_kept_as_well() -> None:
+async def test_large_request_is_digested_and_copied_by_a_thread_and_cached() -> None:
     stage = CachedStage(size=1 << 24)
     stage.send("a", floats=MANY)
     assert (stage.model_queue.pending, stage.model_queue.in_flight) == (0, 1)

@@ -17,7 +17,7 @@ REQUESTS, BACKLOG = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_
 ROW = {"x": np.ones((1, 1), np.float32)}
 
 
-def test_what_the_environment_says_is_read() -> None:
+def test_environment_variable_is_read() -> None:
     assert DelayedStart.from_environ({}) == DelayedStart(0, 0)
     assert DelayedStart.from_environ({REQUESTS: "12", BACKLOG: "2"}) == DelayedStart(12, 2)
     assert DelayedStart.from_environ({REQUESTS: "", BACKLOG: "0"}) == DelayedStart(0, 0)
@@ -25,7 +25,7 @@ def test_what_the_environment_says_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["many", "-1", "1.5", "1" * 20])
 @pytest.mark.parametrize("name", [REQUESTS, BACKLOG])
-def test_what_is_no_number_of_requests_is_refused_by_its_name(name: str, text: str) -> None:
+def test_invalid_number_of_requests_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(
         ConfigError, match=f"the environment variable {name} is '{text}', expected a number of requests"
     ):

@@ -73,7 +73,7 @@ def test_a_request_that_cannot_join_ends_the_batch_before_the_delay() -> None:
         ((5, 1, 1), (2,), 0, 1),
     ],
 )
-def test_what_would_lift_a_batch_above_the_largest_preferred_size_is_left_for_the_next_one(
+def test_request_that_exceeds_the_largest_preferred_size_waits_for_the_next_batch(
     rows: Sequence[int], preferred: Sequence[int], since_ms: int, count: int
 ) -> None:
     assert decide(waiting(*rows), rule(8, preferred, delay_ms=5), since_ms * MS).requests == count

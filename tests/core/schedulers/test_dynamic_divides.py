@@ -49,7 +49,7 @@ def reasons(simulator: SchedulerSimulator) -> list[str]:
     ("instances", "requests", "shares"),
     [(2, 6, [3, 3]), (2, 5, [3, 2]), (3, 7, [3, 3, 1]), (2, 1, [1, 0]), (1, 6, [6]), (4, 2, [1, 1, 0, 0])],
 )
-def test_what_comes_together_is_divided(instances: int, requests: int, shares: list[int]) -> None:
+def test_simultaneous_requests_are_divided(instances: int, requests: int, shares: list[int]) -> None:
     async def run() -> None:
         simulator = staged(instances)
         await send(simulator, requests)
@@ -60,7 +60,7 @@ def test_what_comes_together_is_divided(instances: int, requests: int, shares: l
     run_scenario(run)
 
 
-def test_what_others_run_counts() -> None:
+def test_requests_on_other_instances_count() -> None:
     async def run() -> None:
         simulator = staged(2)
         await send(simulator, 1)
@@ -82,7 +82,7 @@ def test_a_batch_has_no_more_rows_than_ever() -> None:
 
 
 @pytest.mark.parametrize("text", ["max_queue_delay_microseconds: 1", "preferred_batch_size: 6"])
-def test_whoever_says_how_large_batches_are_has_them(text: str) -> None:
+def test_configured_batch_sizes_are_kept(text: str) -> None:
     async def run() -> None:
         simulator = staged(2, text)
         await send(simulator, 6)

@@ -110,7 +110,7 @@ STEPS = st.lists(
 
 @given(default=POLICIES, own=st.dictionaries(st.integers(1, LEVELS), POLICIES), steps=STEPS)
 @settings(max_examples=150, deadline=None)
-def test_who_runs_and_who_is_refused_and_when_is_what_the_specification_says(
+def test_execution_and_refusal_times_follow_the_specification(
     default: Policy, own: dict[int, Policy], steps: list[tuple[str, int, int]]
 ) -> None:
     asyncio.run(asyncio.wait_for(play(default, own, steps), 90))

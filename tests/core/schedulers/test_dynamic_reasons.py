@@ -71,7 +71,7 @@ def test_a_preferred_size_that_is_met_is_the_reason(rows: Sequence[int], ran: in
     run_scenario(run)
 
 
-def test_what_would_pass_the_largest_preferred_size_makes_the_batch_before_it_full() -> None:
+def test_request_that_exceeds_the_largest_preferred_size_completes_the_batch_before_it() -> None:
     async def run() -> None:
         simulator = staged(f"preferred_batch_size: [4] {DELAY}")
         await send(simulator, 3, 3)
@@ -168,7 +168,7 @@ def test_waits_and_the_depth_of_the_queue_are_those_of_the_moment() -> None:
     run_scenario(run)
 
 
-def test_who_left_before_the_batch_was_taken_does_not_count() -> None:
+def test_request_cancelled_before_the_batch_is_taken_does_not_count() -> None:
     async def run() -> None:
         simulator = staged(DELAY)
         tickets = await send(simulator, 1, 2, 3)

@@ -56,14 +56,14 @@ def test_the_kernel_has_the_defaults_of_what_a_policy_does_not_say() -> None:
     async def scene() -> None:
         statistics = ModelStatistics()
         model_queue = ModelQueue(Policy, ScheduledModel(ModelConfig(name="m")), statistics, asyncio.get_running_loop())
-        told = asyncio.Event()
+        finished = asyncio.Event()
 
         def respond(answer: Any, final: bool) -> None:
             got.append(answer)
-            told.set()
+            finished.set()
 
         model_queue.submit(make_ticket("m", {}, respond))
-        await asyncio.wait_for(told.wait(), 60)
+        await asyncio.wait_for(finished.wait(), 60)
         await model_queue.drain()
         with pytest.raises(Unavailable, match="Server is stopping"):
             model_queue.submit(make_ticket("m", {}, respond))
@@ -75,13 +75,13 @@ def test_the_kernel_has_the_defaults_of_what_a_policy_does_not_say() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(public(FullScheduler) - {"name", "next"}))
-def test_what_only_a_full_scheduler_has_is_refused_in_any_other(name: str) -> None:
+def test_members_of_a_full_scheduler_are_refused_in_any_other(name: str) -> None:
     with pytest.raises(TypeError, match=f"scheduler class Careless has {name}, which only a FullScheduler may have"):
         type("Careless", (Policy,), {name: None})
     assert issubclass(type("Full", (FullScheduler,), {name: None}), FullScheduler)
 
 
-def test_what_a_policy_sets_on_itself_and_nothing_reads_is_refused() -> None:
+def test_attribute_of_a_policy_that_core_never_reads_is_refused() -> None:
     class Careless(Policy):
         def __init__(self, context: SchedulerContext) -> None:
             super().__init__(context)

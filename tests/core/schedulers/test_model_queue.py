@@ -49,8 +49,8 @@ class Stage:
         self.clock, self.statistics = ManualClock(), ModelStatistics()
         self.config = ModelConfig(name="m", max_batch_size=4)
         infos = [InstanceInfo(f"m_0_{number}", Device("cpu"), 4) for number in range(instances)]
-        given = ScheduledModel(self.config, infos, {"x": X}, {"x": X}, **model)
-        self.model_queue = ModelQueue(kind, given, self.statistics, asyncio.get_running_loop(), self.clock)
+        scheduled = ScheduledModel(self.config, infos, {"x": X}, {"x": X}, **model)
+        self.model_queue = ModelQueue(kind, scheduled, self.statistics, asyncio.get_running_loop(), self.clock)
         self.answers: dict[str, list[Answer]] = {}
         self.given: list[tuple[str, list[str]]] = []
         self.batches: list[list[Ticket]] = []
@@ -103,9 +103,9 @@ def threaded(model_queue: ModelQueue, number: int, instance: Instance, outputs: 
 @on_loop
 async def test_a_scheduler_of_one_method_serves_and_hears_of_nobody_who_leaves() -> None:
     stage = Stage(First)
-    gone = stage.send("gone")
+    cancelled = stage.send("gone")
     stage.send("a")
-    gone.cancel()
+    cancelled.cancel()
     stage.serve()
     assert stage.given == [("m_0_0", ["a"])]
     stage.finish()
@@ -117,12 +117,12 @@ async def test_a_scheduler_of_one_method_serves_and_hears_of_nobody_who_leaves()
 
 @on_loop
 async def test_an_idle_instance_is_asked_for_once_per_turn_of_the_loop() -> None:
-    asked = 0
+    polls = 0
 
     class Counting(First):
         def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-            nonlocal asked
-            asked += 1
+            nonlocal polls
+            polls += 1
             return self.context.waiting.head(4)
 
     stage = Stage(Counting)
@@ -131,7 +131,7 @@ async def test_an_idle_instance_is_asked_for_once_per_turn_of_the_loop() -> None
         stage.send(name)
     await stage.settle()
     assert stage.given == [("m_0_0", ["a", "b", "c"])]
-    assert asked == 2
+    assert polls == 2
 
 
 class Patient(First):
@@ -159,11 +159,11 @@ async def test_a_wait_ends_by_the_clock() -> None:
 
 @on_loop
 async def test_a_wait_ends_when_as_many_rows_have_arrived_and_not_before() -> None:
-    asked: list[int] = []
+    lengths: list[int] = []
 
     class Counting(Patient):
         def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-            asked.append(len(self.context.waiting))
+            lengths.append(len(self.context.waiting))
             return super().next(instance, now_ns)
 
     stage = Stage(Counting)
@@ -172,12 +172,12 @@ async def test_a_wait_ends_when_as_many_rows_have_arrived_and_not_before() -> No
         stage.send(name)
         await stage.settle()
     assert stage.given == [("m_0_0", ["a", "b", "c", "d"])]
-    assert asked == [0, 1, 4]
+    assert lengths == [0, 1, 4]
     assert stage.clock.pending == 0
 
 
 @on_loop
-async def test_who_asks_is_told_apart() -> None:
+async def test_scheduler_gets_the_instance_that_polls() -> None:
     class Pinned(Scheduler):
         name = "pinned"
 
@@ -197,7 +197,7 @@ async def test_who_asks_is_told_apart() -> None:
 
 @on_loop
 async def test_an_instance_that_waits_for_more_keeps_nothing_from_one_that_is_different() -> None:
-    asked: list[str] = []
+    polled: list[str] = []
 
     class Different(Scheduler):
         """The first instance waits for four; the others run what is quick."""
@@ -205,7 +205,7 @@ async def test_an_instance_that_waits_for_more_keeps_nothing_from_one_that_is_di
         name = "different"
 
         def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-            asked.append(instance.name)
+            polled.append(instance.name)
             if instance.name == "m_0_0":
                 waiting = self.context.waiting.head(4)
                 return waiting if len(waiting) == 4 else Wait(5 * MS, 4 - len(waiting))
@@ -218,7 +218,7 @@ async def test_an_instance_that_waits_for_more_keeps_nothing_from_one_that_is_di
     stage.send("quick")
     await stage.settle()
     assert stage.given == [("m_0_1", ["quick"])]
-    assert asked.count("m_0_0") == 1
+    assert polled.count("m_0_0") == 1
 
 
 class Gated(Wakeup):
@@ -248,7 +248,7 @@ async def take_on_threads(model_queue: ModelQueue, wakeups: Sequence[Wakeup]) ->
 
 
 @on_loop
-async def test_where_nothing_waits_for_more_a_thread_takes_what_has_come_until_it_is_awake() -> None:
+async def test_without_a_wait_a_thread_takes_all_requests_that_arrive_until_it_is_awake() -> None:
     stage, wakeup = Stage(DynamicScheduler), Gated()
     (taken,) = await take_on_threads(stage.model_queue, [wakeup])
     stage.send("a")
@@ -316,8 +316,8 @@ async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> Non
 
 
 @on_loop
-async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer() -> None:
-    asked: list[Ticket] = []
+async def test_scheduler_answers_the_requests_that_it_does_not_queue() -> None:
+    owned: list[Ticket] = []
     heard: list[tuple[str, InstanceInfo | None]] = []
 
     class Forwarding(Scheduler):
@@ -336,17 +336,17 @@ async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer()
         def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
             heard.extend((ticket.request.id, instance) for ticket in tickets)
 
-    stage = Stage(Forwarding, 0, call=asked.append)
+    stage = Stage(Forwarding, 0, call=owned.append)
     stage.send("a")
-    gone = stage.send("gone")
+    cancelled = stage.send("gone")
     assert (stage.model_queue.in_flight, stage.model_queue.pending) == (2, 0)
-    gone.cancel()
-    gone.cancel()
+    cancelled.cancel()
+    cancelled.cancel()
     assert heard == [("gone", None)]
     draining = asyncio.ensure_future(stage.model_queue.drain())
     await stage.settle()
     assert not draining.done()
-    for ticket in asked:
+    for ticket in owned:
         ticket.respond(InferResponse({}, id="done"), True)
         ticket.respond(InferResponse({}, id="again"), True)
     await draining
@@ -427,9 +427,9 @@ def test_a_batch_carries_inputs_padding_and_outputs_that_are_nobodys() -> None:
                 while len(stage.answers.get(name, ())) < turn:
                     await asyncio.sleep(0)
         for name in "ab":
-            given = [answer.outputs for answer in stage.answers[name] if isinstance(answer, InferResponse)]
-            assert [list(outputs) for outputs in given] == [["x"], ["x"]]
-            assert [float(np.asarray(outputs["x"])[0, 0]) for outputs in given] == [10, 20]
+            parts = [answer.outputs for answer in stage.answers[name] if isinstance(answer, InferResponse)]
+            assert [list(outputs) for outputs in parts] == [["x"], ["x"]]
+            assert [float(np.asarray(outputs["x"])[0, 0]) for outputs in parts] == [10, 20]
         assert set(sums.rows) == {4}
         snapshot = stage.statistics.snapshot()
         assert (snapshot.success.count, snapshot.executions.inference_count) == (4, 4)

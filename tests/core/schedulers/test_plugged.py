@@ -266,15 +266,15 @@ def write_model(tmp_path: Path) -> WriteModel:
     return write
 
 
-def ask(server: Server, *asked: tuple[Any, dict[str, Any]], leaves: bool = False) -> list[Answer]:
+def ask(server: Server, *requests: tuple[Any, dict[str, Any]], leaves: bool = False) -> list[Answer]:
     """Return the answers of the model ``m`` to inputs with further fields, which all arrive in one turn of the loop.
 
     Callers that are to disconnect do so at once.
     """
 
     async def scenario() -> list[Answer]:
-        futures: list[asyncio.Future[Answer]] = [server.loop.create_future() for _ in asked]
-        for future, (inputs, fields) in zip(futures, asked, strict=True):
+        futures: list[asyncio.Future[Answer]] = [server.loop.create_future() for _ in requests]
+        for future, (inputs, fields) in zip(futures, requests, strict=True):
             ticket = Ticket(InferRequest("m", inputs, **fields), partial(settle, future))
             server.submit(ticket)
             if leaves:
@@ -296,7 +296,7 @@ LENIENT: dict[str, Any] = {"strict_readiness": False, "exit_on_error": False}
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "reason"),
     [
         (f"{IDENTITY} sequence_batching {{ }}", "pip install headrace-sequence"),
         (ENSEMBLE, "pip install headrace-ensemble"),
@@ -307,11 +307,11 @@ LENIENT: dict[str, Any] = {"strict_readiness": False, "exit_on_error": False}
     ],
 )
 def test_a_scheduler_that_is_not_installed_is_refused_with_what_would_help(
-    config: str, said: str, write_model: WriteModel, tmp_path: Path
+    config: str, reason: str, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(config, "m")
     with Server(tmp_path / "models", plugins=(), **LENIENT) as server:
-        assert said in server.index()[0].reason
+        assert reason in server.index()[0].reason
 
 
 RULED = f'{IDENTITY} parameters {{ key: "scheduler" value {{ string_value: "ruled" }} }} '
@@ -360,7 +360,7 @@ def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(
     assert outputs_of(answer) == {"b": [[1, 2]]}
 
 
-def test_what_a_scheduler_publishes_is_there_as_long_as_its_model_and_one_that_fails_spoils_nothing(
+def test_metrics_of_a_scheduler_last_as_long_as_its_model_and_a_failing_one_affects_no_other(
     plugin: None, write_model: WriteModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_model(IDENTITY, "one")
@@ -432,7 +432,7 @@ def test_a_model_whose_scheduler_runs_without_instances_needs_no_backend(
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "reason"),
     [
         (
             FORWARD.replace('"forward"', '"stateful"'),
@@ -457,15 +457,15 @@ def test_a_model_whose_scheduler_runs_without_instances_needs_no_backend(
 def test_a_model_without_a_backend_is_refused_unless_its_scheduler_runs_without_instances(
     is_strict: bool,
     config: str,
-    said: str,
+    reason: str,
     plugin: None,
     write_model: WriteModel,
     tmp_path: Path,
 ) -> None:
     write_model(config, "m")
     with Server(tmp_path / "models", disable_auto_complete_config=is_strict, **LENIENT) as server:
-        assert said in server.index()[0].reason
-    assert any(said in problem for problem in inspect(tmp_path / "models", has_engines=False))
+        assert reason in server.index()[0].reason
+    assert any(reason in problem for problem in inspect(tmp_path / "models", has_engines=False))
 
 
 def test_an_inspection_finds_nothing_wrong_with_a_model_without_a_backend(

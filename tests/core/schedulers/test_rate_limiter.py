@@ -77,9 +77,9 @@ class Player:
 class Scene:
     """Models behind one limiter. ``order`` has the name of each instance that began to run."""
 
-    def __init__(self, *given: RateLimitResource) -> None:
+    def __init__(self, *resources: RateLimitResource) -> None:
         self.clock, self.loop = ManualClock(), asyncio.get_running_loop()
-        self.limiter = RateLimiter(self.loop, given)
+        self.limiter = RateLimiter(self.loop, resources)
         self.model_queues: dict[str, ModelQueue] = {}
         self.players: list[Player] = []
         self.order: list[str] = []
@@ -203,7 +203,7 @@ def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
     run_scenario(scenario)
 
 
-def test_who_waits_for_one_resource_does_not_come_before_those_that_need_another() -> None:
+def test_instance_that_waits_for_one_resource_does_not_delay_instances_that_need_another() -> None:
     async def scenario() -> None:
         stage = Scene()
         stage.model("holds", demand(R=1))
@@ -526,7 +526,7 @@ def _any_demand(pick: random.Random) -> ResourceDemand:
 
 
 @pytest.mark.parametrize("end", ["abandon", "remove", "die"])
-def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: str) -> None:
+def test_resources_of_an_instance_that_hangs_are_freed_when_it_is_removed(end: str) -> None:
     async def scenario() -> None:
         stage = Scene()
         needs = demand(R=1)
@@ -621,7 +621,7 @@ LIMITED = (
 
 
 @pytest.mark.parametrize(
-    ("given", "units", "text"),
+    ("resources", "units", "text"),
     [
         ((RateLimitResource("R", 3),), {R: 4}, LIMITED.format(3)),
         ((RateLimitResource("R", 9, 1),), {R: 4}, LIMITED.format(0)),
@@ -634,11 +634,11 @@ LIMITED = (
     ],
 )
 def test_an_instance_that_could_never_run_is_refused_and_the_others_go_on(
-    given: Sequence[RateLimitResource], units: Mapping[Resource, int], text: str
+    resources: Sequence[RateLimitResource], units: Mapping[Resource, int], text: str
 ) -> None:
     async def scenario() -> None:
-        stage = Scene(*given)
-        if not given:
+        stage = Scene(*resources)
+        if not resources:
             stage.model("other", demand(R=2))
         before = dict(stage.limiter._limits)
         with pytest.raises(ConfigError) as refusal:
@@ -660,7 +660,7 @@ def test_a_device_is_that_of_a_gpu_and_0_elsewhere() -> None:
     assert demands[0].priority == 3
 
 
-def test_who_takes_nothing_does_not_pass_by_the_limiter() -> None:
+def test_instance_without_resources_still_uses_the_limiter() -> None:
     async def scenario() -> None:
         stage = Scene()
         plain, limited = stage.model_queue("plain", ResourceDemand()), stage.model_queue("limited", demand(R=1))

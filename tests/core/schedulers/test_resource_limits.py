@@ -10,7 +10,7 @@ R, GLOBAL = Resource("R", 0), Resource("G")
 
 
 @pytest.mark.parametrize(
-    ("given", "resource", "available"),
+    ("limits", "resource", "available"),
     [
         ((), R, 2),
         ((RateLimitResource("R", 5),), R, 5),
@@ -22,12 +22,12 @@ R, GLOBAL = Resource("R", 0), Resource("G")
     ],
 )
 def test_the_operator_says_how_much_there_is_or_else_the_neediest_instance(
-    given: tuple[RateLimitResource, ...], resource: Resource, available: int
+    limits: tuple[RateLimitResource, ...], resource: Resource, available: int
 ) -> None:
-    assert limits_for([ResourceDemand({resource: 2}), ResourceDemand({resource: 1})], given)[resource] == available
+    assert limits_for([ResourceDemand({resource: 2}), ResourceDemand({resource: 1})], limits)[resource] == available
 
 
-def test_what_there_is_stands_in_the_log_as_with_triton() -> None:
+def test_resource_limits_are_logged_as_by_triton() -> None:
     """Recorded from Triton 2.51, without the last instance and with it."""
     assert shown({}) == "\nMax Resource Map===>\n"
     limits = limits_for([ResourceDemand({Resource("R1", 0): 4, Resource("G"): 3})], ())

@@ -32,35 +32,35 @@ def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
     write_model("two", limited(3))
     write_model("free", GATED)
     gated.gate.clear()
-    given = (RateLimitResource("memory", 4), RateLimitResource("license", 1))
+    resources = (RateLimitResource("memory", 4), RateLimitResource("license", 1))
 
     async def scene(server: Server) -> tuple[dict[str, Any], str]:
         """Return the report while ``one`` runs and ``two`` waits."""
-        asked = []
+        inferences = []
         try:
             for name, state in (("one", "used_by"), ("two", "wanted_by")):
-                asked.append(asyncio.ensure_future(server.infer_async(name, X)))
+                inferences.append(asyncio.ensure_future(server.infer_async(name, X)))
                 while not server.explain(name)["resources"][0][state]:
                     await asyncio.sleep(0)
             return server.explain("two"), text_format.text(server.engine.collect())
         finally:
             gated.gate.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*inferences)
 
-    with make_server(rate_limit="execution_count", rate_limit_resource=given) as server:
-        told, page = on_loop(server, asyncio.wait_for(scene(server), HANGING_S))
+    with make_server(rate_limit="execution_count", rate_limit_resource=resources) as server:
+        document, page = on_loop(server, asyncio.wait_for(scene(server), HANGING_S))
         after, unlimited = server.explain("two"), server.explain("free")
-    held, wanted = {"one_0_0": 2}, {"two_0_0": 3}
-    assert told["resources"] == [
+    used_by, wanted = {"one_0_0": 2}, {"two_0_0": 3}
+    assert document["resources"] == [
         {
             "resource": "license",
             "device": None,
             "units": 1,
             "in_use": 1,
-            "used_by": dict.fromkeys(held, 1),
+            "used_by": dict.fromkeys(used_by, 1),
             "wanted_by": dict.fromkeys(wanted, 1),
         },
-        {"resource": "memory", "device": 0, "units": 4, "in_use": 2, "used_by": held, "wanted_by": wanted},
+        {"resource": "memory", "device": 0, "units": 4, "in_use": 2, "used_by": used_by, "wanted_by": wanted},
     ]
     assert {line for line in page.splitlines() if line.startswith(NAME)} == {
         f'{NAME}_units{{resource="license"}} 1',

@@ -50,7 +50,7 @@ def test_an_error_counts_if_the_request_was_executed(
     assert counted(statistics) == {index: dict(sorted(row.items())) for index, row in expected.items()}
 
 
-def test_what_comes_after_the_last_answer_is_not_counted_and_nothing_is_kept() -> None:
+def test_answers_after_the_last_are_neither_counted_nor_kept() -> None:
     statistics = ResponseStatistics()
     tracker = ResponseTracker(False, statistics)
     ticket, answers = entered(tracker, 1)

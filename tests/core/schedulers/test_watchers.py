@@ -48,7 +48,7 @@ def test_each_answer_passes_the_watchers_from_the_model_to_the_caller() -> None:
     assert caller.got == [(first, False), (last, True)]
 
 
-def test_what_a_watcher_returns_goes_on() -> None:
+def test_result_of_a_watcher_is_passed_on() -> None:
     caller, seen = Caller(), list[Answer]()
     reason = Unavailable("the quota is used up")
     caller.ticket.watch(lambda ticket, answer, final: seen.append(answer) or answer)  # type: ignore[func-returns-value]

@@ -55,7 +55,7 @@ UNIMPORTANT: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("event", UNIMPORTANT)
-def test_what_is_no_change_does_not_show(model: Path, event: str) -> None:
+def test_fingerprint_is_the_same_without_a_change(model: Path, event: str) -> None:
     before = files_below(model)
     UNIMPORTANT[event](model)
     assert files_below(model) == before
@@ -66,7 +66,7 @@ def test_links_in_a_circle_end(model: Path) -> None:
     assert len(files_below(model)) < 20
 
 
-def test_what_a_link_leads_to_counts(model: Path, tmp_path: Path) -> None:
+def test_target_of_a_link_counts(model: Path, tmp_path: Path) -> None:
     (tmp_path / "shared").write_text("x")
     (model / "1" / "weights").symlink_to(tmp_path / "shared")
     before = files_below(model)

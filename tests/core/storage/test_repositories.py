@@ -177,7 +177,7 @@ def blocks(files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         (blocks, r"'m/a' is a FIFO"),
     ],
 )
-def test_what_cannot_be_fetched_is_an_error_that_leaves_nothing(
+def test_failed_fetch_is_an_error_that_leaves_no_files(
     shelf: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetch: Callable[..., Path], text: str
 ) -> None:
     act(monkeypatch, fetch)

@@ -32,7 +32,7 @@ def test_a_config_is_json_and_files_are_bytes() -> None:
         ({"config": '{"nofield": 1}'}, "Invalid config override: "),
     ],
 )
-def test_what_is_no_override_is_refused(parameters: dict[str, str | bytes], text: str) -> None:
+def test_invalid_override_is_refused(parameters: dict[str, str | bytes], text: str) -> None:
     with pytest.raises(HeadraceError) as caught:
         parse_overrides(parameters)
     assert caught.value.message.startswith(text)

@@ -99,8 +99,8 @@ def test_only_the_version_that_has_changed_is_fetched_and_its_old_directory_goes
             Cupboard.stored["m"]["2/weights"] = b"new"
             Cupboard.fetched.clear()
             await server.load("m")
-            kept, changed = sorted(server.served("m"), key=lambda model: model.version)
-            assert kept is one
+            unchanged, changed = sorted(server.served("m"), key=lambda model: model.version)
+            assert unchanged is one
             assert changed is not two
             assert [files for files in Cupboard.fetched if "1/weights" in files] == []
             while two.model.path.exists():  # when its last instance has closed

@@ -64,7 +64,7 @@ time.sleep(100)
 """
 
 
-def test_what_a_killed_process_left_is_swept_and_what_a_live_one_has_is_not() -> None:
+def test_directories_of_killed_processes_are_removed_and_those_of_live_ones_are_not() -> None:
     children = [subprocess.Popen([sys.executable, "-c", ABANDON], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         paths = [Path(child.stdout.readline().strip()) for child in children if child.stdout]

@@ -29,15 +29,17 @@ def metrics() -> CustomMetrics:
 
 
 def test_the_page_shows_each_kind_as_triton_does(metrics: CustomMetrics) -> None:
-    held = InstanceMetrics(metrics)
-    counter = held.metric(held.family("c_total", 'counts \\ "x"\nline', "counter"), {"a": "1", "Z": 'q"\n'}, None)
-    gauge = held.metric(held.family("g_now", "g", "gauge"), {}, None)
-    histogram = held.metric(held.family("h_secs", "h", "histogram"), {"k": "v"}, [0.1, 1.0, 10])
-    held.update(counter, "increment", 2.5)
-    held.update(gauge, "set", -3)
-    held.update(gauge, "increment", -2)
+    instance = InstanceMetrics(metrics)
+    counter = instance.metric(
+        instance.family("c_total", 'counts \\ "x"\nline', "counter"), {"a": "1", "Z": 'q"\n'}, None
+    )
+    gauge = instance.metric(instance.family("g_now", "g", "gauge"), {}, None)
+    histogram = instance.metric(instance.family("h_secs", "h", "histogram"), {"k": "v"}, [0.1, 1.0, 10])
+    instance.update(counter, "increment", 2.5)
+    instance.update(gauge, "set", -3)
+    instance.update(gauge, "increment", -2)
     for value in (0.5, 1.0, 100):
-        held.update(histogram, "observe", value)
+        instance.update(histogram, "observe", value)
     assert page(metrics) == (
         '# HELP c_total counts \\\\ "x"\\nline\n'
         "# TYPE c_total counter\n"
@@ -59,16 +61,16 @@ def test_the_page_shows_each_kind_as_triton_does(metrics: CustomMetrics) -> None
 
 
 def test_a_histogram_may_have_no_buckets_of_its_own(metrics: CustomMetrics) -> None:
-    held = InstanceMetrics(metrics)
-    held.update(held.metric(held.family("h", "", "histogram"), {}, []), "observe", 3)
+    instance = InstanceMetrics(metrics)
+    instance.update(instance.metric(instance.family("h", "", "histogram"), {}, []), "observe", 3)
     assert 'h_bucket{le="+Inf"} 1\n' in page(metrics)
 
 
 def test_a_histogram_with_negative_bounds_has_a_sum(metrics: CustomMetrics) -> None:
-    held = InstanceMetrics(metrics)
-    histogram = held.metric(held.family("h", "", "histogram"), {}, [-1, 10_000_000])
+    instance = InstanceMetrics(metrics)
+    histogram = instance.metric(instance.family("h", "", "histogram"), {}, [-1, 10_000_000])
     for value in (-2, 0.5):
-        held.update(histogram, "observe", value)
+        instance.update(histogram, "observe", value)
     assert page(metrics).splitlines()[2:] == [
         "h_count 2",
         "h_sum -1.5",
@@ -81,11 +83,11 @@ def test_a_histogram_with_negative_bounds_has_a_sum(metrics: CustomMetrics) -> N
 def test_the_time_of_creation_is_not_on_the_page_unless_a_model_has_a_metric_of_that_name(
     metrics: CustomMetrics,
 ) -> None:
-    held = InstanceMetrics(metrics)
-    held.metric(held.family("c", "", "counter"), {}, None)
-    held.metric(held.family("h", "", "histogram"), {}, [1.0])
+    instance = InstanceMetrics(metrics)
+    instance.metric(instance.family("c", "", "counter"), {}, None)
+    instance.metric(instance.family("h", "", "histogram"), {}, [1.0])
     assert "_created" not in page(metrics)
-    held.update(held.metric(held.family("files_created", "", "gauge"), {}, None), "set", 7)
+    instance.update(instance.metric(instance.family("files_created", "", "gauge"), {}, None), "set", 7)
     assert page(metrics).endswith("files_created 7\n")
 
 
@@ -104,37 +106,37 @@ def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_
 
 
 def test_a_metric_that_comes_back_begins_anew(metrics: CustomMetrics) -> None:
-    held = InstanceMetrics(metrics)
-    metric = held.metric(held.family("c", "", "counter"), {}, None)
-    held.update(metric, "increment", 5)
-    held.close()
-    assert held.value(held.metric(held.family("c", "", "gauge"), {}, None)) == 0
+    instance = InstanceMetrics(metrics)
+    metric = instance.metric(instance.family("c", "", "counter"), {}, None)
+    instance.update(metric, "increment", 5)
+    instance.close()
+    assert instance.value(instance.metric(instance.family("c", "", "gauge"), {}, None)) == 0
 
 
 def test_a_family_lives_as_long_as_its_metrics(metrics: CustomMetrics) -> None:
-    held = InstanceMetrics(metrics)
-    family = held.family("c", "", "counter")
-    metric = held.metric(family, {}, None)
-    held.release(family)
-    held.update(metric, "increment", 1)
+    instance = InstanceMetrics(metrics)
+    family = instance.family("c", "", "counter")
+    metric = instance.metric(family, {}, None)
+    instance.release(family)
+    instance.update(metric, "increment", 1)
     assert "c 1\n" in page(metrics)
-    held.release(metric)
+    instance.release(metric)
     assert page(metrics) == ""
 
 
-def test_what_is_given_up_twice_or_never_was_is_nobodys(metrics: CustomMetrics) -> None:
-    held, other = InstanceMetrics(metrics), InstanceMetrics(metrics)
-    family = held.family("c", "", "counter")
-    metric, kept = held.metric(family, {}, None), other.metric(other.family("c", "", "counter"), {}, None)
+def test_handle_that_was_released_or_never_existed_is_ignored(metrics: CustomMetrics) -> None:
+    instance, other = InstanceMetrics(metrics), InstanceMetrics(metrics)
+    family = instance.family("c", "", "counter")
+    metric, other_metric = instance.metric(family, {}, None), other.metric(other.family("c", "", "counter"), {}, None)
     for handle in (metric, metric, 12345):
-        held.release(handle)
-    other.update(kept, "increment", 1)
+        instance.release(handle)
+    other.update(other_metric, "increment", 1)
     assert "c 1\n" in page(metrics)
     with pytest.raises(InternalError, match=r"^the metric has been released$"):
-        held.update(metric, "increment", 1)
-    held.release(family)
+        instance.update(metric, "increment", 1)
+    instance.release(family)
     with pytest.raises(InternalError, match=r"^the metric family has been released$"):
-        held.metric(family, {}, None)
+        instance.metric(family, {}, None)
 
 
 @pytest.mark.parametrize("name", ["", "1x", "a-b", "a b", "ü", "a\n", 'a{x="1"} 5\nb'])
@@ -235,27 +237,27 @@ def test_a_counter_never_goes_back(metrics: CustomMetrics, value: float) -> None
 
 
 def test_no_increment_is_lost_and_nothing_is_left_among_many_threads(metrics: CustomMetrics) -> None:
-    kept = InstanceMetrics(metrics)
-    counter = kept.metric(kept.family("c", "", "counter"), {}, None)
+    instance = InstanceMetrics(metrics)
+    counter = instance.metric(instance.family("c", "", "counter"), {}, None)
     problems: list[HeadraceError] = []
 
     def work() -> None:
         try:
             for _ in range(300):
-                held = InstanceMetrics(metrics)
-                mine = held.metric(held.family("c", "", "counter"), {}, None)
-                passing = held.metric(held.family("passing", "", "histogram"), {"a": "b"}, [1.0])
-                held.update(mine, "increment", 1)
-                held.update(passing, "observe", 1)
+                thread_metrics = InstanceMetrics(metrics)
+                mine = thread_metrics.metric(thread_metrics.family("c", "", "counter"), {}, None)
+                passing = thread_metrics.metric(thread_metrics.family("passing", "", "histogram"), {"a": "b"}, [1.0])
+                thread_metrics.update(mine, "increment", 1)
+                thread_metrics.update(passing, "observe", 1)
                 page(metrics)
-                held.close()
+                thread_metrics.close()
         except HeadraceError as error:
             problems.append(error)
 
     run_together(work, 8)
     assert problems == []
-    assert kept.value(counter) == 2400
-    kept.close()
+    assert instance.value(counter) == 2400
+    instance.close()
     assert page(metrics) == ""
 
 
@@ -270,21 +272,21 @@ def run_together(work: Callable[[], None], number: int) -> None:
 def test_a_finalizer_may_give_up_a_metric_in_the_middle_of_any_call(
     metrics: CustomMetrics, interrupted: Interrupted
 ) -> None:
-    held = InstanceMetrics(metrics)
+    instance = InstanceMetrics(metrics)
     doomed: list[int] = []
 
     def call() -> None:
         finalize()
         assert page(metrics) == ""
-        family = held.family("g", "", "gauge")
-        doomed.append(held.metric(family, {"a": "1"}, None))
-        kept = held.metric(family, {"a": "1"}, None)
-        held.release(kept)
-        held.release(family)
+        family = instance.family("g", "", "gauge")
+        doomed.append(instance.metric(family, {"a": "1"}, None))
+        metric = instance.metric(family, {"a": "1"}, None)
+        instance.release(metric)
+        instance.release(family)
         list(metrics.collect())
 
     def finalize() -> None:
         with suppress(IndexError):
-            held.release(doomed.pop())
+            instance.release(doomed.pop())
 
     assert interrupted(call, finalize) > 50

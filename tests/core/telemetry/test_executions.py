@@ -113,7 +113,7 @@ def test_failures_and_callers_who_left_are_counted_apart() -> None:
     assert (found.execution_count, found.success.count, found.last_inference_ms) == (0, 0, 0)
 
 
-def test_what_only_executes_is_added_up_in_time_too() -> None:
+def test_executions_without_requests_are_added_up_in_time() -> None:
     counter = ExecutionCounter()
     for number in range(3 * MOST_NOTED):
         counter.record_execution([make_ticket(rows=1)], BatchTimes(0, 0, 1, 1))
@@ -138,7 +138,7 @@ def test_a_request_alone_counts_as_a_batch_of_one(monkeypatch: pytest.MonkeyPatc
     assert total.last_inference_ms == 1_700_000_000_000
 
 
-def test_who_looks_while_another_thread_counts_never_sees_less_than_before() -> None:
+def test_reader_never_sees_counts_fall_while_another_thread_counts() -> None:
     counter, ended = ExecutionCounter(), threading.Event()
     batch, times = [make_ticket(rows=2, arrival_ns=1, queued_ns=2) for _ in range(3)], BatchTimes(10, 20, 30, 40)
 

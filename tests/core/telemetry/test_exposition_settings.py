@@ -58,8 +58,8 @@ def test_quantiles_are_read_as_by_triton(
     caplog: pytest.LogCaptureFixture, text: str, quantiles: tuple[float, ...], refused: list[str]
 ) -> None:
     assert exposition.parse_metrics_config({"summary_quantiles": text}).quantiles == quantiles
-    told = [message.partition("Invalid option: ")[2] for message in caplog.messages]
-    assert [words.partition(" to represent")[0] for words in told] == refused
+    warnings = [message.partition("Invalid option: ")[2] for message in caplog.messages]
+    assert [words.partition(" to represent")[0] for words in warnings] == refused
 
 
 @pytest.mark.parametrize(("quantile", "value"), [(1.5, 3), (inf, 3), (-1, 1), (-inf, 1)])

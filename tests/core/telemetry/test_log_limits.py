@@ -40,7 +40,7 @@ def test_a_flood_is_some_lines_and_a_count(pace: LogRateLimit, lines: Callable[[
     assert lines()[BURST:] == [f"{10_000 - BURST} more lines like this were left out: bad request 9999"]
 
 
-def test_what_is_seldom_is_written_and_nothing_is_counted(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_rare_records_are_written_and_not_counted(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(BURST)
     pace.flush()
     assert len(lines()) == BURST

@@ -34,21 +34,23 @@ def run(program: str) -> Said:
 
 
 def test_each_line_is_a_record_of_its_stream() -> None:
-    said = run("print('a', 1); print('b', file=sys.stderr); print('c\\n\\nd')")
-    assert said.lines == ["a 1", "c", "", "d"]
-    assert [(record["logger"], record["message"]) for record in said.err] == [("stderr", "b")]
-    assert {record["logger"] for record in said.out} == {"stdout"}
-    assert {record["level"] for record in said.out} == {"INFO"}
-    assert {record["thread"] for record in said.out} == {"MainThread"}
+    output = run("print('a', 1); print('b', file=sys.stderr); print('c\\n\\nd')")
+    assert output.lines == ["a 1", "c", "", "d"]
+    assert [(record["logger"], record["message"]) for record in output.err] == [("stderr", "b")]
+    assert {record["logger"] for record in output.out} == {"stdout"}
+    assert {record["level"] for record in output.out} == {"INFO"}
+    assert {record["thread"] for record in output.out} == {"MainThread"}
 
 
-def test_what_has_no_newline_waits_for_it_or_for_a_flush() -> None:
-    said = run("print('a', end=''); print('b'); print('c', end='', flush=True); print('d'); print('e', end=''); undo()")
-    assert said.lines == ["ab", "c", "d", "e"]
+def test_text_without_a_newline_waits_for_one_or_for_a_flush() -> None:
+    output = run(
+        "print('a', end=''); print('b'); print('c', end='', flush=True); print('d'); print('e', end=''); undo()"
+    )
+    assert output.lines == ["ab", "c", "d", "e"]
 
 
 def test_a_model_is_named_by_its_thread_or_its_process() -> None:
-    said = run("""
+    output = run("""
 def work():
     speak_for("digits")
     print("one")
@@ -60,17 +62,17 @@ thread = threading.Thread(target=print, args=("two",))
 thread.start(); thread.join()
 print("three")
 """)
-    assert [(r["message"], r.get("model")) for r in said.out] == [
+    assert [(r["message"], r.get("model")) for r in output.out] == [
         ("before", None),
         ("one", "digits"),
         ("two", "words"),
         ("three", "words"),
     ]
-    assert said.out[1]["thread"] == "digits_0"
+    assert output.out[1]["thread"] == "digits_0"
 
 
 def test_threads_do_not_mix_their_lines() -> None:
-    said = run("""
+    output = run("""
 def work(letter):
     for _ in range(200):
         for part in letter * 20:
@@ -80,27 +82,27 @@ threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """)
-    assert sorted(said.lines) == sorted(letter * 20 for letter in "abcd" for _ in range(200))
+    assert sorted(output.lines) == sorted(letter * 20 for letter in "abcd" for _ in range(200))
 
 
 def test_bytes_and_other_ways_to_write_are_records_too() -> None:
-    said = run("""
+    output = run("""
 sys.stdout.buffer.write(b"raw \\xff\\n")
 sys.stdout.writelines(["x\\n", "y\\n"])
 print("\\x1b[31mred\\r")
 print("\\ud800")
 """)
-    assert said.lines == ["raw \\xff", "x", "y", "\x1b[31mred", "\\ud800"]
+    assert output.lines == ["raw \\xff", "x", "y", "\x1b[31mred", "\\ud800"]
 
 
 def test_a_line_without_an_end_is_cut() -> None:
-    said = run("print('x' * 100_000)")
-    assert "".join(said.lines) == "x" * 100_000
-    assert max(map(len, said.lines)) <= 16 * 1024
+    output = run("print('x' * 100_000)")
+    assert "".join(output.lines) == "x" * 100_000
+    assert max(map(len, output.lines)) <= 16 * 1024
 
 
 @pytest.mark.parametrize("program", ["print('x')", "print('x', file=sys.stderr)", "print('x', end=''); undo()"])
-def test_nobody_who_reads_does_not_disturb_the_printer(program: str) -> None:
+def test_printing_works_without_a_reader(program: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ran = subprocess.run(
@@ -111,15 +113,15 @@ def test_nobody_who_reads_does_not_disturb_the_printer(program: str) -> None:
 
 
 def test_the_streams_are_put_back() -> None:
-    said = run(
+    output = run(
         "assert log_output.prints_are_records(); undo(); "
         "assert not log_output.prints_are_records(); print('{\"plain\": 1}')"
     )
-    assert said.out == [{"plain": 1}]
+    assert output.out == [{"plain": 1}]
 
 
 def test_a_stream_without_a_descriptor_stays() -> None:
-    said = run(
+    output = run(
         "undo(); import io; sys.stdout = mine = io.StringIO(); log_output.record_prints(); assert sys.stdout is mine"
     )
-    assert said == ([], [])
+    assert output == ([], [])

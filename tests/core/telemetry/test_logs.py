@@ -196,7 +196,9 @@ def test_every_logger_speaks_in_the_form_of_the_log(opened: Log, path: Path, for
     assert "IndexError" in lines[3]
 
 
-def test_what_peers_make_a_transport_say_is_paced(opened: Log, path: Path, asyncio_complaints: list[str]) -> None:
+def test_log_lines_that_peers_cause_in_a_transport_are_rate_limited(
+    opened: Log, path: Path, asyncio_complaints: list[str]
+) -> None:
     for number in range(1000):
         logging.getLogger("asyncio").error("exception in callback %d", number)
         logging.getLogger("somebodys_model").error("line %d", number)
@@ -282,7 +284,7 @@ def test_a_full_disk_under_standard_error_does_not_change_the_exit_code() -> Non
     assert done.returncode == 0
 
 
-def test_nobody_at_the_other_end_of_standard_error_does_not_change_the_exit_code() -> None:
+def test_closed_standard_error_does_not_change_the_exit_code() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", WRITE, ""], stderr=writer, check=False)
@@ -290,7 +292,7 @@ def test_nobody_at_the_other_end_of_standard_error_does_not_change_the_exit_code
     assert done.returncode == 0
 
 
-def test_what_was_lost_is_told_once_there_is_room(path: Path) -> None:
+def test_number_of_lost_lines_is_logged_as_soon_as_a_line_can_be_written(path: Path) -> None:
     """The limit on the size of files stands in for the disk: a line is torn in the middle."""
     subprocess.run([sys.executable, "-c", WRITE, str(path), "120"], check=True)
     lines = path.read_text().splitlines()

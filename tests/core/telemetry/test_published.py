@@ -20,14 +20,14 @@ ONE, TWO = {"model": "one", "version": "1"}, {"model": "two", "version": "1"}
 class Part:
     name = "part"
 
-    def __init__(self, said: Any, *metrics: PublishedMetric) -> None:
-        self.said, self.metrics = said, metrics or (DEPTH, STEPS)
+    def __init__(self, values: Any, *metrics: PublishedMetric) -> None:
+        self.said, self.metrics = values, metrics or (DEPTH, STEPS)
 
     def measure(self) -> Mapping[str, Any]:
         if isinstance(self.said, BaseException):
             raise self.said
-        said: Mapping[str, Any] = self.said
-        return said
+        values: Mapping[str, Any] = self.said
+        return values
 
 
 def sound(depth: float) -> Part:
@@ -97,9 +97,7 @@ def test_the_page_has_each_number_with_its_labels_kind_and_help() -> None:
     ],
     ids=["raises", "exits", "forgets", "adds", "none", "nothing", "twice", "text", "no metric"],
 )
-def test_who_fails_is_left_out_and_nobody_else_and_the_log_says_so_once(
-    broken: Part, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_publisher_that_fails_is_omitted_alone_and_logged_once(broken: Part, caplog: pytest.LogCaptureFixture) -> None:
     parts = [(ONE, broken), (TWO, sound(4))]
     metrics = PublishedMetrics(lambda: parts)
     for _ in range(3):
@@ -108,7 +106,7 @@ def test_who_fails_is_left_out_and_nobody_else_and_the_log_says_so_once(
     assert line.getMessage().startswith("the metrics of 'part' of {'model': 'one', 'version': '1'} could not be read")
 
 
-def test_who_has_recovered_is_shown_and_told_of_again_when_it_fails_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_publisher_that_recovers_is_shown_and_logged_when_it_fails_again(caplog: pytest.LogCaptureFixture) -> None:
     part = Part(RuntimeError("not now"))
     metrics = PublishedMetrics(lambda: [(ONE, part)])
     assert page(of=metrics) == {}

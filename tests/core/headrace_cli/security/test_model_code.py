@@ -20,8 +20,8 @@ from tests.core.headrace_cli.security.test_profiles import HEADERS, PUBLIC, TLS
 
 def code(isolation: str = "") -> str:
     """A config whose model is code, with the parameter ``isolation``."""
-    asked = f' parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
-    return f'backend: "identity" default_model_filename: "a.py"{asked}'
+    parameter = f' parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
+    return f'backend: "identity" default_model_filename: "a.py"{parameter}'
 
 
 CONFIGS = {
@@ -52,8 +52,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def composed(*words: str) -> tuple[Server, Sequence[str]]:
-    given = with_profile(words)
-    return Server(read_options(given, {}, list(find_plugins(given).options))[0]), given
+    all_words = with_profile(words)
+    return Server(read_options(all_words, {}, list(find_plugins(all_words).options))[0]), all_words
 
 
 def test_each_model_that_runs_code_is_named_with_where(models: str) -> None:
@@ -94,11 +94,12 @@ def test_a_repository_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 def test_a_public_server_warns_of_code_in_its_process_and_starts(models: str, caplog: pytest.LogCaptureFixture) -> None:
     enforce(*composed(models, PUBLIC, *TLS, *HEADERS, "--backend-config=identity,isolation=thread"))
-    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert [text.partition("models: ")[2].partition(": runs")[0] for text in told] == [
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [text.partition("models: ")[2].partition(": runs")[0] for text in warnings] == [
         *("inside, a.py", "native, liba.so, lib\\nb.so", "pinned, a.py"),
     ]
     assert (
-        "--backend-config opens: models: inside, a.py: runs code of the repository in the server's process" in told[0]
+        "--backend-config opens: models: inside, a.py: runs code of the repository in the server's process"
+        in warnings[0]
     )
-    assert told[2].endswith('; in its config, parameters { key: "isolation" value { string_value: "process" } }')
+    assert warnings[2].endswith('; in its config, parameters { key: "isolation" value { string_value: "process" } }')

@@ -35,8 +35,8 @@ def models(tmp_path: Path) -> str:
 
 def composed(*words: str) -> tuple[Server, Sequence[str]]:
     """A server with the flags ``words`` that has not started, and its command line."""
-    given = with_profile(words)
-    return Server(read_options(given, {}, list(find_plugins(given).options))[0]), given
+    all_words = with_profile(words)
+    return Server(read_options(all_words, {}, list(find_plugins(all_words).options))[0]), all_words
 
 
 def test_a_server_with_tls_and_credentials_starts_without_a_word(models: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +53,7 @@ def test_without_a_profile_nothing_is_checked(models: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "texts"),
     [
         (TLS[3:] + HEADERS, ["HTTP on 0.0.0.0:8000: no TLS", "give --http-use-ssl=true with --http-server-cert and"]),
         (TLS[:3] + HEADERS, ["gRPC on 0.0.0.0:8001: no TLS", "give --grpc-use-ssl=true with --grpc-server-cert and"]),
@@ -61,14 +61,14 @@ def test_without_a_profile_nothing_is_checked(models: str) -> None:
         (TLS + HEADERS[:1], ["gRPC on 0.0.0.0:8001: ", "infer", "--grpc-use-ssl-mutual or --grpc-restricted-protocol"]),
     ],
 )
-def test_what_is_open_though_no_flag_asks_for_it_is_named_and_not_started(
-    models: str, words: list[str], told: list[str], caplog: pytest.LogCaptureFixture
+def test_operation_open_without_a_flag_is_named_and_the_server_does_not_start(
+    models: str, words: list[str], texts: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match=r"^--security-profile=public starts no server that is open"):
         enforce(*composed(models, PUBLIC, *words))
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    assert all(text in record.message for text in told), record.message
+    assert all(text in record.message for text in texts), record.message
 
 
 def test_an_interceptor_that_does_not_say_whom_it_lets_pass_closes_nothing(
@@ -87,7 +87,7 @@ def test_a_frontend_of_which_nothing_is_known_counts_as_open(models: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "warning"),
     [
         (["--http-use-ssl=false"], "--http-use-ssl opens: HTTP on 0.0.0.0:8000: no TLS"),
         (["--metrics-addr", "0.0.0.0"], "--metrics-address opens: metrics on 0.0.0.0:8002: no TLS"),
@@ -102,10 +102,10 @@ def test_a_frontend_of_which_nothing_is_known_counts_as_open(models: str) -> Non
     ],
 )
 def test_a_flag_wins_and_a_warning_tells_what_it_opens(
-    models: str, flags: list[str], told: str, caplog: pytest.LogCaptureFixture
+    models: str, flags: list[str], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     enforce(*composed(models, PUBLIC, *TLS, *HEADERS, *flags))
-    assert any(f"{PUBLIC}: {told}" in record.message for record in caplog.records), caplog.text
+    assert any(f"{PUBLIC}: {warning}" in record.message for record in caplog.records), caplog.text
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 

@@ -39,7 +39,7 @@ def values(sums: MetricSums, name: str = NAME) -> list[float]:
     return [sample.value for metric in sums.collect() if metric.name == name for sample in metric.samples]
 
 
-def test_what_is_written_is_printed_as_it_would_have_been() -> None:
+def test_families_that_are_written_and_read_print_the_same_page() -> None:
     metric = Metric(NAME, 'A "text"\n', "counter")
     metric.samples += [Sample(NAME, {"model": "a", "_tag": "ü"}, 3), Sample(NAME, {"model": "b", "_tag": ""}, 2.5)]
     sums = MetricSums()
@@ -62,7 +62,7 @@ def test_series_with_other_labels_stay_apart() -> None:
     assert values(sums) == [3, 4]
 
 
-def test_what_a_server_has_counted_that_has_ended_stays() -> None:
+def test_counts_of_a_server_that_has_exited_stay() -> None:
     sums = MetricSums()
     sums.read(0, [family(3)])
     sums.read(1, [family(4)])
@@ -72,7 +72,7 @@ def test_what_a_server_has_counted_that_has_ended_stays() -> None:
     assert values(sums) == [12]
 
 
-def test_what_was_counted_stays_when_all_servers_have_ended() -> None:
+def test_counts_stay_when_all_servers_have_exited() -> None:
     sums = MetricSums()
     sums.read(0, [family(3)])
     sums.ended(0)
@@ -143,7 +143,7 @@ def test_the_sum_is_what_was_counted_until_each_was_last_asked_and_never_falls(
     steps: Sequence[tuple[int, str, int]],
 ) -> None:
     """Against a simulation that knows which count each server's life has had."""
-    sums, lives, told, shown = MetricSums(), [0, 0, 0], [0, 0, 0], 0.0
+    sums, lives, reported, shown = MetricSums(), [0, 0, 0], [0, 0, 0], 0.0
     lost = 0  # what was counted by those that have died, and told before
     for number in range(3):
         sums.read(number, [family(0)])
@@ -152,12 +152,12 @@ def test_the_sum_is_what_was_counted_until_each_was_last_asked_and_never_falls(
             lives[number] += amount
         elif step == "read":
             sums.read(number, [family(lives[number])])
-            told[number] = lives[number]
+            reported[number] = lives[number]
         else:
             sums.ended(number)
-            lost, lives[number], told[number] = lost + told[number], 0, 0
+            lost, lives[number], reported[number] = lost + reported[number], 0, 0
             sums.read(number, [family(0)])
         (found,) = values(sums)
-        assert found == lost + sum(told)
+        assert found == lost + sum(reported)
         assert found >= shown
         shown = found

@@ -60,7 +60,7 @@ def test_all_make_it_and_those_that_come_later_make_what_was_last_of_each_model(
     run(scenario())
 
 
-def test_what_all_refuse_is_refused_in_their_words_and_forgotten() -> None:
+def test_change_that_all_servers_refuse_is_refused_in_their_words_and_not_stored() -> None:
     async def scenario() -> None:
         changes = ModelChanges()
         for number in range(2):
@@ -72,7 +72,7 @@ def test_what_all_refuse_is_refused_in_their_words_and_forgotten() -> None:
     run(scenario())
 
 
-def test_what_only_some_make_is_an_error_that_says_who_and_why() -> None:
+def test_change_that_only_some_servers_make_is_an_error_with_their_names_and_reasons() -> None:
     async def scenario() -> None:
         changes = ModelChanges()
         for server in (Recorded(0), Recorded(1, LoadError("no memory"))):
@@ -103,7 +103,7 @@ def test_one_that_dies_meanwhile_is_no_failure_because_the_next_makes_it_first()
     run(scenario())
 
 
-def test_where_all_have_died_it_is_no_success() -> None:
+def test_change_fails_if_all_servers_have_died() -> None:
     async def scenario() -> None:
         changes = ModelChanges()
         await changes.join(Dying(0))
@@ -135,8 +135,8 @@ def test_of_an_extension_the_last_change_of_each_key_is_made_again() -> None:
     async def scenario() -> None:
         changes = ModelChanges()
         await changes.join(Recorded(0))
-        told = (("l", 1), ("i", False), ("l", 2))
-        level, info, later = (write_extension("x", key, value, True) for key, value in told)
+        settings = (("l", 1), ("i", False), ("l", 2))
+        level, info, later = (write_extension("x", key, value, True) for key, value in settings)
         same_name = write_load("x", {})
         for change in (level, info, same_name, later):
             await changes.make(change)
@@ -214,10 +214,10 @@ def test_a_server_makes_what_it_missed_before_what_comes() -> None:
     async def scenario() -> None:
         control: Any = Told()
         answered = asyncio.get_running_loop().create_future()
-        asked: list[tuple[Any, ...]] = []
+        calls: list[tuple[Any, ...]] = []
 
         async def ask(*words: Any) -> Any:
-            asked.append(words)
+            calls.append(words)
             return await answered if words == ("join",) else None
 
         engine: Any = SimpleNamespace(control=control, relay=None)
@@ -233,7 +233,7 @@ def test_a_server_makes_what_it_missed_before_what_comes() -> None:
         await control.relay.load("b", {"config": "{}"})
         await control.relay.unload("b", False)
         await engine.relay("x", "key", [1], True)
-        assert asked[1:] == [
+        assert calls[1:] == [
             ("make", B),
             ("make", write_unload("b", False)),
             ("make", ["extension", "x", ["key", [1], True]]),

@@ -51,7 +51,7 @@ def test_auto_is_one_per_core() -> None:
     assert read("--workers=auto").workers == len(os.sched_getaffinity(0))
 
 
-def test_what_each_has_of_its_own_is_one_line() -> None:
+def test_separate_parts_of_each_worker_are_one_line() -> None:
     assert "response cache" not in warning(read())
     line = warning(read("--cache-config=local,size=1000"))
     assert line.startswith("--workers=2: each of 2 servers has models, dynamic batches, ")

@@ -285,17 +285,17 @@ def serving(act: Callable[[int], None], limits: Limits, service: Service[int] | 
     asyncio.run(serve())
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("preface", [
     pytest.param(b"", id="nothing"),
     pytest.param(PREFACE[:10], id="half a preface"),
     pytest.param(PREFACE, id="no settings"),
     pytest.param(PREFACE + raw(SETTINGS) + b"\0\0", id="half a frame"),
     pytest.param(PREFACE + raw(SETTINGS) + raw(1, b"\x82", 1), id="half a header block"),
 ])  # fmt: skip
-def test_whoever_does_not_go_on_is_sent_away(connect: Connect, said: bytes) -> None:
+def test_peer_that_stops_sending_is_disconnected(connect: Connect, preface: bytes) -> None:
     def act(port: int) -> None:
         peer = connect(port, start=False)
-        peer.send(said)
+        peer.send(preface)
         began = time.monotonic()
         peer.wait_until_closed()
         assert 0.25 < time.monotonic() - began < 30
@@ -354,7 +354,7 @@ def test_http_1_is_refused_without_a_word_in_the_log(native: Headrace, connect: 
     assert native.lines[before:] == []
 
 
-def test_what_is_answered_after_a_fault_is_not_written(native: Headrace, connect: Connect) -> None:
+def test_answer_after_a_protocol_error_is_not_written(native: Headrace, connect: Connect) -> None:
     """The calls of a connection that ends are dropped a few in each turn of the loop; some are answered meanwhile."""
     calls = 90
     for _ in range(5):

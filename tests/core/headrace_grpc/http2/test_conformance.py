@@ -134,7 +134,7 @@ def test_the_connection_ends_with(peer: Peer, gate: Gate, act: Act, codes: int |
     b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", bytes(100),
 ])  # fmt: skip
-def test_whoever_begins_otherwise_is_sent_away(native: Headrace, connect: Connect, preface: bytes) -> None:
+def test_peer_without_the_preface_is_disconnected(native: Headrace, connect: Connect, preface: bytes) -> None:
     peer = connect(native.grpc, start=False)
     peer.send(preface)
     peer.wait_until_closed()
@@ -261,7 +261,7 @@ def test_a_client_that_says_farewell_and_waits_for_nothing_is_disconnected(peer:
 
 def test_settings_are_acknowledged_each(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc)
-    peer.send(*(frames.SettingsFrame(settings=given) for given in ({WINDOW: 70000}, {0xF000: 1}, {})))
+    peer.send(*(frames.SettingsFrame(settings=settings) for settings in ({WINDOW: 70000}, {0xF000: 1}, {})))
     acks = 0
     while acks < 4:  # with those that open the connection
         acks += "ACK" in peer.until(frames.SettingsFrame).flags

@@ -62,17 +62,21 @@ def test_an_answer_may_wait_if_it_fits_or_is_alone() -> None:
 
 def test_no_call_begins_whose_answer_may_not_fit() -> None:
     async def scenario() -> None:
-        held = Held()
-        memory = held.memory
+        connection = Held()
+        memory = connection.memory
         memory.wait(30)
-        for held.begun, is_full in ((0, False), (1, False), (2, True)):  # 30 unread, and 30 for each begun and the new
+        for connection.begun, is_full in (
+            (0, False),
+            (1, False),
+            (2, True),
+        ):  # 30 unread, and 30 for each begun and the new
             assert memory.is_full is is_full
-            assert (held.begun >= memory.most_active) is is_full
-        held.begun = 3
+            assert (connection.begun >= memory.most_active) is is_full
+        connection.begun = 3
         memory.long_calls = 2
         assert not memory.is_full
         memory.gone(30)
-        held.begun = memory.long_calls = 0
+        connection.begun = memory.long_calls = 0
         memory.wait(1000)
         memory.gone(1000)
         assert not memory.is_full  # nothing waits and nothing runs: any answer may come
@@ -82,12 +86,12 @@ def test_no_call_begins_whose_answer_may_not_fit() -> None:
 
 def test_calls_that_were_held_back_begin_when_answers_were_read() -> None:
     async def scenario() -> None:
-        held = Held()
-        memory = held.memory
+        connection = Held()
+        memory = connection.memory
         memory.wait(60)
         begun: list[str] = []
         for name in ("first", "second"):
-            held.begun += 1  # open, and held back
+            connection.begun += 1  # open, and held back
             memory.hold_back(lambda name=name: begun.append(name))  # type: ignore[misc]
         await asyncio.sleep(0)
         assert begun == []
@@ -97,7 +101,7 @@ def test_calls_that_were_held_back_begin_when_answers_were_read() -> None:
         memory.gone(30)
         await asyncio.sleep(0)
         assert begun == ["first"]  # its answer and the next would be 120
-        held.begun -= 1  # it is answered
+        connection.begun -= 1  # it is answered
         memory.let_begin()
         await asyncio.sleep(0)
         assert begun == ["first", "second"]
@@ -107,8 +111,8 @@ def test_calls_that_were_held_back_begin_when_answers_were_read() -> None:
 
 def test_a_large_answer_is_forgotten_by_halves() -> None:
     async def scenario() -> None:
-        held = Held()
-        memory = held.memory
+        connection = Held()
+        memory = connection.memory
         memory.wait(80)
         memory.forget_largest()
         assert memory.largest_bytes == 80  # it waits
@@ -155,38 +159,40 @@ def test_a_stream_that_ends_while_it_waits_gets_nothing() -> None:
     run(scenario)
 
 
-def test_what_is_held_is_counted_for_all_connections_together() -> None:
+def test_buffered_bytes_are_counted_for_all_connections_together() -> None:
     async def scenario() -> None:
-        held, stream = Held(), Sent()
-        held.memory.keep(stream, 70)
-        held.memory.wait(20)
-        assert held.ledger.total_bytes == 90
-        held.memory.keep(stream, 30)
-        held.memory.gone(20)
-        assert held.ledger.total_bytes == 50  # sent, and its memory exists until the last byte of its answer is sent
-        held.memory.freed(20, 5)
-        assert held.ledger.total_bytes == 35  # five more are in a transport that is full
-        held.memory.freed(0, 0)
-        assert held.ledger.total_bytes == 30
-        held.memory.let_go(stream, 5)
-        assert (held.memory.received_bytes, stream.is_counted) == (5, True)
-        assert not held.memory.end()
-        assert held.ledger.total_bytes == 0
-        held.memory.wait(50)
-        assert held.ledger.total_bytes == 0  # it has ended
+        connection, stream = Held(), Sent()
+        connection.memory.keep(stream, 70)
+        connection.memory.wait(20)
+        assert connection.ledger.total_bytes == 90
+        connection.memory.keep(stream, 30)
+        connection.memory.gone(20)
+        assert (
+            connection.ledger.total_bytes == 50
+        )  # sent, and its memory exists until the last byte of its answer is sent
+        connection.memory.freed(20, 5)
+        assert connection.ledger.total_bytes == 35  # five more are in a transport that is full
+        connection.memory.freed(0, 0)
+        assert connection.ledger.total_bytes == 30
+        connection.memory.let_go(stream, 5)
+        assert (connection.memory.received_bytes, stream.is_counted) == (5, True)
+        assert not connection.memory.end()
+        assert connection.ledger.total_bytes == 0
+        connection.memory.wait(50)
+        assert connection.ledger.total_bytes == 0  # it has ended
 
     run(scenario)
 
 
 def test_a_connection_ends_if_all_together_hold_too_much() -> None:
     async def scenario() -> None:
-        held = Held(limit_bytes=1 << 20)
-        held.memory.wait((9 << 17) + 1)
+        connection = Held(limit_bytes=1 << 20)
+        connection.memory.wait((9 << 17) + 1)
         await asyncio.sleep(0)
-        (fault,) = held.faults
+        (fault,) = connection.faults
         assert fault.code == ENHANCE_YOUR_CALM
-        assert held.ledger.total_bytes == 0
-        assert held.memory.end()  # more than 1 MiB: its memory goes back to the system
+        assert connection.ledger.total_bytes == 0
+        assert connection.memory.end()  # more than 1 MiB: its memory goes back to the system
 
     run(scenario)
 
@@ -213,56 +219,56 @@ class Large(Sent):
 
 def test_a_large_message_gets_credit_as_it_arrives() -> None:
     async def scenario() -> None:
-        held = Held(100 * MIB, Limits())
-        memory, stream = held.memory, Large(256 << 10)
+        connection = Held(100 * MIB, Limits())
+        memory, stream = connection.memory, Large(256 << 10)
         memory.grant(stream, 16 * MIB)
         assert stream.credits == []  # it is only announced
-        assert held.ledger.total_bytes == 0
+        assert connection.ledger.total_bytes == 0
         stream.arrive(memory, 128 << 10, 16 * MIB)
         assert stream.credits == [MIB]
-        assert held.ledger.total_bytes == (256 << 10) + MIB  # what it may send counts before it is sent
+        assert connection.ledger.total_bytes == (256 << 10) + MIB  # what it may send counts before it is sent
         while len(stream.credits) < 20 and sum(stream.credits) < 16 * MIB:
             stream.arrive(memory, 128 << 10, 1)
             assert stream.receive_window <= MIB + 3 * stream.kept_bytes
         assert sum(stream.credits) == 16 * MIB
         memory.let_go(stream)
-        assert held.ledger.total_bytes == 0
+        assert connection.ledger.total_bytes == 0
 
     run(scenario)
 
 
 def test_a_large_message_waits_for_memory_and_is_refused_in_the_end() -> None:
     async def scenario() -> None:
-        held = Held(10 * MIB, Limits())
-        held.ledger._wait_s = 0.01
+        connection = Held(10 * MIB, Limits())
+        connection.ledger._wait_s = 0.01
         other, stream = Large(0), Large(256 << 10)
-        held.memory.keep(other, 9 * MIB)
-        held.memory.grant(stream, 4 * MIB)
-        stream.arrive(held.memory, 256 << 10, 4 * MIB)
-        assert held.memory.holds_back(stream)
+        connection.memory.keep(other, 9 * MIB)
+        connection.memory.grant(stream, 4 * MIB)
+        stream.arrive(connection.memory, 256 << 10, 4 * MIB)
+        assert connection.memory.holds_back(stream)
         assert stream.credits == []
-        while held.ledger.waiting:
+        while connection.ledger.waiting:
             await asyncio.sleep(0.05)
         (reason,) = stream.refusals
         assert "has waited for 0.01 s" in reason
-        assert not held.memory.holds_back(stream)
+        assert not connection.memory.holds_back(stream)
 
     run(scenario)
 
 
 def test_a_large_message_goes_on_when_there_is_memory() -> None:
     async def scenario() -> None:
-        held = Held(10 * MIB, Limits())
+        connection = Held(10 * MIB, Limits())
         other, stream, ended = Large(0), Large(256 << 10), Large(256 << 10)
-        held.memory.keep(other, 9 * MIB)
+        connection.memory.keep(other, 9 * MIB)
         for each in (ended, stream):
-            held.memory.grant(each, 4 * MIB)
-            each.arrive(held.memory, 256 << 10, 4 * MIB)
-        held.memory.let_go(ended)
-        held.memory.let_go(other)
+            connection.memory.grant(each, 4 * MIB)
+            each.arrive(connection.memory, 256 << 10, 4 * MIB)
+        connection.memory.let_go(ended)
+        connection.memory.let_go(other)
         await asyncio.sleep(0)
         assert (ended.credits, stream.credits) == ([], [4 * MIB])
-        assert held.ledger.total_bytes == (256 << 10) + 4 * MIB
+        assert connection.ledger.total_bytes == (256 << 10) + 4 * MIB
 
     run(scenario)
 
@@ -271,20 +277,20 @@ def test_a_message_that_can_not_wait_counts_whole_or_is_refused() -> None:
     """While memory is short, of messages that peers have all credit for."""
 
     async def scenario() -> None:
-        held = Held(MIB, Limits())
-        memory = held.memory
+        connection = Held(MIB, Limits())
+        memory = connection.memory
         first, second, large = Large(256 << 10), Large(256 << 10), Large(256 << 10)
         memory.keep(Large(0), 3 << 18)
         for stream in (first, second, large):
             memory.keep(stream, 20 << 10)
         assert memory.may_end(first, 180 << 10)
-        assert held.ledger.total_bytes == (3 << 18) + (240 << 10)
+        assert connection.ledger.total_bytes == (3 << 18) + (240 << 10)
         assert not memory.may_end(second, 180 << 10)
         assert memory.may_end(large, 2 * MIB)  # it waits before it gets more credit
-        assert held.ledger.total_bytes == (3 << 18) + (240 << 10)
+        assert connection.ledger.total_bytes == (3 << 18) + (240 << 10)
         memory.keep(first, 120 << 10)
         assert memory.may_end(first, 80 << 10)
-        assert held.ledger.total_bytes == (3 << 18) + (240 << 10)  # what arrives was counted before
+        assert connection.ledger.total_bytes == (3 << 18) + (240 << 10)  # what arrives was counted before
         memory.let_go(first)
         assert memory.may_end(second, 180 << 10)
 

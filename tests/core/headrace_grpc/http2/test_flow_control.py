@@ -111,7 +111,7 @@ def test_calls_that_are_sent_at_the_same_time_do_not_mix(native: Headrace, peer:
         assert {stream: content_of(client.received[stream]) for stream in contents} == contents
 
 
-def test_what_is_sent_on_streams_that_end_early_is_credited_all_the_same(native: Headrace, connect: Connect) -> None:
+def test_data_of_streams_that_end_early_is_credited(native: Headrace, connect: Connect) -> None:
     """Half of them the server ends, because there is no such method, and half the client."""
     peer = connect(native.grpc)
     peer.settle()
@@ -152,7 +152,7 @@ def test_padding_counts_and_is_credited(native: Headrace, peer: Peer) -> None:
         assert len(content_of(client.received[1])) == 4 * (window // 256)
 
 
-def test_what_nobody_reads_is_not_credited_and_not_kept(native: Headrace, connect: Connect, gate: Gate) -> None:
+def test_unread_data_is_neither_credited_nor_kept(native: Headrace, connect: Connect, gate: Gate) -> None:
     peer = connect(native.grpc)
     peer.settle()
     before = native.rss_bytes

@@ -70,8 +70,8 @@ def ours(headers: HeaderReader[Any], block: bytes) -> Any:
     if isinstance(found, Refusal):
         return found
     for _ in range(2):  # as found, then as remembered
-        told = [found.only(name) for name in (b"x-request-id", b"a-bin", b"x-missing")]
-    return found.rpc, found.metadata, found.timeout, found.encoding, found.answers, told
+        values = [found.only(name) for name in (b"x-request-id", b"a-bin", b"x-missing")]
+    return found.rpc, found.metadata, found.timeout, found.encoding, found.answers, values
 
 
 @settings(max_examples=300, deadline=None)

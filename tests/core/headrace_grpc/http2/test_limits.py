@@ -104,7 +104,7 @@ def test_time_is_subtracted_from_the_budget() -> None:
     run(scenario)
 
 
-def test_those_without_a_turn_go_first_and_the_rest_waits_for_more_turns() -> None:
+def test_connections_without_a_turn_run_first_and_the_others_wait_for_later_turns() -> None:
     async def scenario(turns: Turns) -> None:
         order: list[str] = []
 
@@ -129,7 +129,7 @@ def test_those_without_a_turn_go_first_and_the_rest_waits_for_more_turns() -> No
     run(scenario)
 
 
-def test_those_that_go_on_leave_half_of_the_budget_to_new_bytes() -> None:
+def test_continued_work_leaves_half_of_the_budget_to_new_bytes() -> None:
     async def scenario(turns: Turns) -> None:
         order: list[int] = []
 

@@ -125,7 +125,7 @@ def test_memory_is_taken_as_it_is_used() -> None:
 
 
 @linux_only
-def test_what_a_large_tensor_took_is_given_back_and_can_be_had_again() -> None:
+def test_pages_of_a_large_tensor_are_returned_and_can_be_allocated_again() -> None:
     arena = Arena.create(4 * KEPT_BYTES)
     writer, reader = Writer(arena), Reader(arena)
     for _ in range(2):
@@ -204,10 +204,10 @@ def test_a_place_is_free_once_when_the_last_that_looks_at_it_has_gone(arena: Are
     freed: list[int] = []
     view = reader.view(offset, 100, freed.append)
     assert view.tobytes() == pattern(2, 100)
-    kept = make(view)
+    last_reference = make(view)
     del view
     assert freed == []
-    del kept
+    del last_reference
     assert freed == [offset]
 
 
@@ -224,7 +224,7 @@ def test_two_views_of_one_place_are_freed_each(arena: Arena) -> None:
     ("offset", "nbytes"),
     [(-1, 1), (0, -1), (0, MIB + 1), (MIB, 1), (1, MIB), (2**63 - 1, 1), (1, 2**63 - 1), (2**63 - 1, 2**63 - 1)],
 )
-def test_what_is_not_in_the_arena_cannot_be_viewed(arena: Arena, offset: int, nbytes: int) -> None:
+def test_bytes_outside_the_arena_cannot_be_viewed(arena: Arena, offset: int, nbytes: int) -> None:
     with pytest.raises(ValueError, match=f"{nbytes} bytes at {offset} are not in an arena of {MIB}"):
         Reader(arena).view(offset, nbytes, ignore)
 

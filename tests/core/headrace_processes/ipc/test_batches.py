@@ -39,8 +39,8 @@ def seen(request: ReceivedRequest) -> tuple[Any, ...]:
         "call", "model_name", "model_version", "id", "parameters", "priority", "timeout_us", "sequence_id",
         "sequence_start", "sequence_end", "caller", "decoupled", "rows", "pinned",
     )  # fmt: skip
-    told = [getattr(request, name) for name in fields]
-    return *told, tuple(request.outputs), tuple(request.callers), bits(request.inputs)
+    values = [getattr(request, name) for name in fields]
+    return *values, tuple(request.outputs), tuple(request.callers), bits(request.inputs)
 
 
 def bits(tensors: Mapping[str, Any]) -> list[Any]:

@@ -77,7 +77,7 @@ def test_each_wait_in_vain_is_followed_by_more_that_are_slept_through(clock: Clo
     assert set(slept[6:]) == {MAX_SLEEPS}
 
 
-def test_what_comes_in_time_brings_patience_back(clock: Clock) -> None:
+def test_message_in_time_restores_polling(clock: Clock) -> None:
     poller = BusyPoller(300)
     for _ in range(500):
         wait_in_vain(poller)

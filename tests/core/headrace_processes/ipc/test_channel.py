@@ -104,7 +104,7 @@ class Alarm(TimeoutError):
     """Raised by a signal handler, to limit the time of a call."""
 
 
-def test_what_a_handler_raises_in_a_wait_is_no_end_of_the_process(
+def test_error_of_a_signal_handler_during_a_wait_does_not_end_the_process(
     ends: tuple[FramedSocket, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line, peer = ends

@@ -227,8 +227,8 @@ def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
 
 
 def test_a_sender_that_asks_another_model_names_it() -> None:
-    asked = InferRequest("other", {}, model_version="7", decoupled=True)
-    (found,) = decoder().requests(only(Encoder(None).request(5, asked)))
+    request = InferRequest("other", {}, model_version="7", decoupled=True)
+    (found,) = decoder().requests(only(Encoder(None).request(5, request)))
     assert (found.model_name, found.model_version, found.decoupled) == ("other", "7", True)
 
 
@@ -254,7 +254,7 @@ def test_large_tensors_travel_outside_the_message(nbytes: int) -> None:
     assert np.array_equal(np.asarray(request.inputs["x"]), array)
 
 
-def test_what_the_arena_has_no_room_for_travels_inside() -> None:
+def test_tensor_without_room_in_the_arena_is_sent_in_the_frame() -> None:
     places, arrays = Places(1 << 20), {str(n): array_of(400_000 + n) for n in range(4)}
     message = Encoder(places.writer).requests([(1, make_ticket("m", dict(arrays), ignore))])
     assert 800_000 < len(message) < 1_200_000
@@ -482,17 +482,17 @@ def test_a_code_or_a_status_that_does_not_exist_is_refused() -> None:
     assert not is_refused(frame(Kind.ANSWERS, 1, answer.pack(1, 1, 1, 0, 0, 0, 0)))
 
 
-def test_what_is_remembered_of_shapes_and_names_is_bounded() -> None:
+def test_caches_of_shapes_and_names_are_bounded() -> None:
     encoder, reader = Encoder(None), decoder()
     tracemalloc.start()
     try:
         for size in range(6_000):
             ticket = make_ticket("m", {"x": np.empty((0, size), np.int8)}, ignore, (f"o{size}",))
             reader.requests(only(encoder.requests([(1, ticket)])))
-        held, _ = tracemalloc.get_traced_memory()
+        traced_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 2 << 20
+    assert traced_bytes < 2 << 20
 
 
 def test_wire_form_is_little_endian_and_row_major() -> None:
@@ -507,8 +507,8 @@ def test_the_sender_of_a_request_travels_to_the_process_of_a_model() -> None:
     caller = Caller("http", principal="alice", deadline_ns=7, trace_context=trace)
     request = InferRequest("m", {"x": np.zeros(2, np.float32)})
     request.send_as(caller)
-    asked = InferRequest("m", {"x": np.zeros(2, np.float32)}, caller=request)  # what a model asks for it
-    frame = only(Encoder(None).requests([(1, Ticket(request, ignore)), (2, Ticket(asked, ignore))]))
+    nested = InferRequest("m", {"x": np.zeros(2, np.float32)}, caller=request)  # what a model asks for it
+    frame = only(Encoder(None).requests([(1, Ticket(request, ignore)), (2, Ticket(nested, ignore))]))
     for received in Decoder(None, ignore).requests(frame):
         sender = received.sender
         assert sender is not None
@@ -524,7 +524,7 @@ def test_a_model_does_not_say_who_sends_its_requests() -> None:
     request = InferRequest("m", {"x": np.zeros(2, np.float32)})
     request.send_as(Caller("http", principal="root"))
     decoder = Decoder(None, ignore)
-    (asked,) = decoder.requests(only(Encoder(None).request(1, request)), {})
-    assert asked.sender is None
+    (decoded,) = decoder.requests(only(Encoder(None).request(1, request)), {})
+    assert decoded.sender is None
     (forged,) = decoder.requests(only(Encoder(None).requests([(1, Ticket(request, ignore))])), {})
     assert forged.sender is None

@@ -53,8 +53,8 @@ def test_inputs_on_the_device_and_outputs_that_are_wanted_there(sides: Sides) ->
     inputs = {"a": sides.staged(), "b": X}
     request = LocatedRequest.of(InferRequest("m", inputs), {}, None, {"y": False, "z": True})
     (found,) = sides.decoder.requests(parsed(sides.encoder.request(1, request)))
-    given: Any = found.inputs["a"]
-    np.testing.assert_array_equal(given.to_host(), X)
+    tensor: Any = found.inputs["a"]
+    np.testing.assert_array_equal(tensor.to_host(), X)
     np.testing.assert_array_equal(found.inputs["b"], X)
     assert found.targets == {"y": ON_DEVICE, "z": ON_BOTH}
     assert on_device_of(found.targets) == {"y": False, "z": True}
@@ -76,9 +76,9 @@ def test_a_message_that_is_not_sent_holds_no_block(sides: Sides) -> None:
     with pytest.raises(ValueError, match="no counterpart"):
         sides.encoder.request(1, InferRequest("m", {"a": sides.staged(), "b": np.zeros(2, np.complex64)}))
     assert sides.blocks() == 0
-    kept = sides.encoder.request(1, InferRequest("m", {"a": sides.staged()}))
+    message = sides.encoder.request(1, InferRequest("m", {"a": sides.staged()}))
     assert sides.blocks() == 1
-    assert kept
+    assert message
 
 
 def test_a_wrong_size_is_refused(sides: Sides) -> None:

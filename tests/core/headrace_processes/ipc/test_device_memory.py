@@ -182,7 +182,7 @@ def test_a_handle_that_cannot_be_opened_is_an_error_of_the_request(pair: Pair) -
         tensor.to_host()
 
 
-def test_what_no_sender_says_is_refused(pair: Pair) -> None:
+def test_invalid_places_are_refused(pair: Pair) -> None:
     staged = pair.sent.stage(on_gpu(np.zeros(8, np.uint8), pair.here))
     assert staged is not None
     number, size, uuid, handle = PLACE.unpack(staged.place)

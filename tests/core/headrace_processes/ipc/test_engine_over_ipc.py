@@ -202,9 +202,9 @@ def test_the_engine_hears_what_callers_want(open_ends: Callable[..., Both]) -> N
     answer, final = answers.get(timeout=10)
     assert isinstance(answer, InferResponse)
     assert not final
-    for change, said in ((first.read, "read"), (first.stop, "stopped"), (first.cancel, "cancelled")):
+    for change, expected in ((first.read, "read"), (first.stop, "stopped"), (first.cancel, "cancelled")):
         change()
-        assert changes.get(timeout=10) == said
+        assert changes.get(timeout=10) == expected
     ends.frontend.submit(second)
     assert submitted.get(timeout=10).request.decoupled
     assert answers.get(timeout=10)[1] is False

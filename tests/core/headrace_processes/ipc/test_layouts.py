@@ -135,7 +135,7 @@ def test_answers_to_a_batch_arrive_as_they_were() -> None:
     assert [each["z"].tolist() for each in arrived.outputs] == [np.asarray(each.outputs["z"]).tolist() for each in sent]
 
 
-def test_what_comes_once_is_not_described_and_what_comes_again_is_described_once() -> None:
+def test_layout_is_described_once_from_its_second_use_on() -> None:
     writer = LayoutWriter()
     assert met(writer, request()) is None
     layout = met(writer, request())
@@ -157,7 +157,7 @@ def test_what_comes_once_is_not_described_and_what_comes_again_is_described_once
     ],
     ids=["shape", "data type", "name", "inputs", "outputs", "version"],
 )
-def test_what_differs_in_more_than_bytes_has_another_layout(other: InferRequest) -> None:
+def test_requests_that_differ_in_more_than_bytes_have_different_layouts(other: InferRequest) -> None:
     writer = LayoutWriter()
     assert known(writer, request()) is not known(writer, other)
 
@@ -173,7 +173,7 @@ def test_what_differs_in_more_than_bytes_has_another_layout(other: InferRequest)
     ],
     ids=["strings", "no axis", "no elements", "large", "objects"],
 )
-def test_what_cannot_stand_in_a_row_with_others_has_no_layout(tensor: Any) -> None:
+def test_tensors_without_fixed_size_rows_have_no_layout(tensor: Any) -> None:
     writer = LayoutWriter()
     for _ in range(3):
         assert met(writer, request({"x": tensor})) is None

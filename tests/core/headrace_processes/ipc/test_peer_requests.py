@@ -97,7 +97,7 @@ def test_large_tensors_are_left_to_the_loop(bytes_too_many: int) -> None:
     run(scenario)
 
 
-def test_what_cannot_be_written_is_left_to_the_loop() -> None:
+def test_answer_that_cannot_be_written_at_once_is_sent_by_the_loop() -> None:
     async def scenario(ends: Both) -> None:
         odd: Any = {"k": object()}
         assert not await ends.send(1, response(parameters=odd))
@@ -274,8 +274,8 @@ def test_a_request_that_is_cancelled_is_told_by_its_number_without_looking_at_th
     tickets[1].stop()
     outgoing.answer(reply_of(numbered[3][0], response(), True))
     tickets[3].cancel()  # it has its last answer
-    told = [(frame.kind, read_integers(frame)) for frame in FrameParser().feed(b"".join(sent))]
-    assert told == [(Kind.CANCEL, [numbered[2][0]]), (Kind.STOP, [numbered[1][0]])]
+    messages = [(frame.kind, read_integers(frame)) for frame in FrameParser().feed(b"".join(sent))]
+    assert messages == [(Kind.CANCEL, [numbered[2][0]]), (Kind.STOP, [numbered[1][0]])]
 
 
 def test_the_reads_of_a_request_are_sent_together() -> None:

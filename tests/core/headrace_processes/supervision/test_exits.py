@@ -71,7 +71,7 @@ def test_a_segmentation_fault_is_told_by_the_models_frames(ours: str) -> None:
     assert "Extension modules" not in words
 
 
-def test_what_python_3_14_adds_is_left_out() -> None:
+def test_additions_of_python_3_14_are_removed() -> None:
     """The text is Python 3.14's own. The interpreter of a model may be newer than the server's."""
     words = crash_report(
         "Fatal Python error: Segmentation fault\n\n"
@@ -102,7 +102,7 @@ def test_other_words_stay_as_they_are() -> None:
     assert crash_report("", ["/srv"]) == ""
 
 
-def test_what_a_child_sent_before_it_died_may_still_arrive() -> None:
+def test_messages_sent_before_the_exit_are_still_received() -> None:
     """The exit is reported a moment after it is detected, or as soon as the channel has been read to the end."""
     launched: Any = SimpleNamespace(wait=lambda: 3, crash_file=io.BytesIO(b"out of luck"), folders=())
 

@@ -31,7 +31,7 @@ class Patient:
         self.clock.advance(int(seconds * 1e9))
 
 
-def test_who_answers_is_asked_every_second_and_never_lost() -> None:
+def test_process_that_answers_is_pinged_every_second_and_never_lost() -> None:
     patient = Patient()
     for second in range(1, 100):
         patient.live(1)
@@ -40,7 +40,7 @@ def test_who_answers_is_asked_every_second_and_never_lost() -> None:
     assert patient.lost == 0
 
 
-def test_who_does_not_answer_is_asked_once_and_lost_after_so_many_beats() -> None:
+def test_process_that_does_not_answer_is_pinged_once_and_lost_after_the_limit() -> None:
     patient = Patient(max_missed=3)
     patient.live(1)
     assert patient.heart.is_waiting
@@ -53,7 +53,7 @@ def test_who_does_not_answer_is_asked_once_and_lost_after_so_many_beats() -> Non
 
 
 @pytest.mark.parametrize("missed", [1, 2])
-def test_who_answers_late_begins_anew(missed: int) -> None:
+def test_late_answer_resets_the_missed_beats(missed: int) -> None:
     patient = Patient(max_missed=3)
     for _ in range(5):
         patient.live(1 + missed)
@@ -65,7 +65,7 @@ def test_who_answers_late_begins_anew(missed: int) -> None:
     assert patient.lost == 1
 
 
-def test_nobody_is_lost_once_nobody_wants_to_know() -> None:
+def test_ended_heartbeat_reports_no_loss() -> None:
     patient = Patient()
     patient.live(2)
     patient.heart.end()

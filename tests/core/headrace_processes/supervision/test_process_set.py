@@ -159,8 +159,8 @@ def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog
         found.end()
 
     run(scenario())
-    told = [record.getMessage() for record in caplog.records if "idle 0" in record.getMessage()]
-    assert told == [
+    lines = [record.getMessage() for record in caplog.records if "idle 0" in record.getMessage()]
+    assert lines == [
         "idle 0 was killed by SIGKILL; its connections are lost",
         "idle 0 could not be restarted: OSError: [Errno 24] Too many open files",
         "idle 0 could not be launched: OSError: [Errno 24] Too many open files; its connections are lost",
@@ -205,7 +205,7 @@ def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
     assert lost == ["idle 0 was killed by SIGKILL; its connections are lost"]
 
 
-def test_those_that_were_never_started_end_at_once() -> None:
+def test_processes_that_were_never_started_end_at_once() -> None:
     async def scenario() -> None:
         found = ProcessSet(2, Idle)
         await found.drain()
@@ -217,12 +217,12 @@ def test_those_that_were_never_started_end_at_once() -> None:
 def test_one_that_dies_again_is_followed_after_the_delay_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first exit is followed at once, the next one only after its delay, an hour here."""
     made: list[int] = []
-    asked = asyncio.Event()
+    started = asyncio.Event()
 
     def delay_s(policy: RestartPolicy) -> float:
         if len(made) == 1:
             return 0.0
-        asked.set()
+        started.set()
         return 3600.0
 
     monkeypatch.setattr(RestartPolicy, "delay_s", property(delay_s))
@@ -239,7 +239,7 @@ def test_one_that_dies_again_is_followed_after_the_delay_of_the_policy(monkeypat
                 while not (len(made) == count and found.processes[0].has_started):
                     await asyncio.sleep(0.01)
                 os.kill(found.processes[0].pid, signal.SIGKILL)
-            await asked.wait()
+            await started.wait()
             for _ in range(20):
                 await asyncio.sleep(0)
             assert len(made) == 2
