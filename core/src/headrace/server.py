@@ -263,7 +263,7 @@ class Server:
             self._control.retry(self._serve)
             return
         if failures and exit_on_error:
-            raise InternalError("failed to load all models")
+            raise InternalError("failed to load all models") from failures[0]
 
     async def stop(self, *, wait_for_loads: bool = True) -> None:
         """Answer the requests in flight, close the frontends, unload everything.

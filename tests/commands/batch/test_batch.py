@@ -343,6 +343,7 @@ def test_another_job_does_not_go_on_with_these_parts(
         (["--outputs=scores"], "model 'digits' has no output 'scores'; it has probabilities"),
         (["--keep=name"], "--keep names column 'name'; the file has id, image"),
         (["--model-version=7"], "7"),
+        (["--model=digit"], "failed to load all models: failed to load 'digit', .*: no model repository has it"),
         (["--output=out.txt"], "ends in '.txt'; the endings are .parquet, .arrow, .csv, .jsonl, .npy"),
         (["--output=in.parquet/out.parquet"], "cannot write 'in.parquet/out.parquet': Not a directory"),
         (["--input=in.txt"], "ends in '.txt'"),

@@ -14,8 +14,10 @@ def test_defaults_are_tritons() -> None:
     assert exposition.parse_metrics_config({}) == MetricsSettings(True, False, False, (0.5, 0.9, 0.95, 0.99, 0.999))
 
 
-def test_settings_that_triton_does_not_know_change_nothing() -> None:
+def test_an_unknown_setting_changes_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert exposition.parse_metrics_config({"colour": "blue"}) == MetricsSettings()
+    (message,) = caplog.messages
+    assert message.startswith("--metrics-config: no setting 'colour'; there are: counter_latencies, exclude, ")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ class BatchCommand(Command):
             progress = asyncio.run(run(job, display.show))
         except HeadraceError as error:
             display.end()
-            print(error.message, file=sys.stderr)
+            cause = error.__cause__  # why the model is not loaded
+            is_told = not isinstance(cause, HeadraceError) or cause.message in error.message
+            print(error.message if is_told else f"{error.message}: {cause}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             display.end()

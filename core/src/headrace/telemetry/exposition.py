@@ -36,7 +36,7 @@ DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Which latency families are exported. Other settings are accepted and ignored, as in Triton."""
+    """Which latency families are exported."""
 
     counter_latencies: bool = True
     histogram_latencies: bool = False
@@ -49,9 +49,14 @@ class MetricsSettings:
 def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
     """Return the settings of ``--metrics-config``. Raises `ConfigError` for a switch that is not "true" or "false".
 
-    As in Triton, a part of ``summary_quantiles`` that is not a pair of numbers is logged and ignored. If no part is
-    valid, the default quantiles are used.
+    As in Triton, an unknown setting, and a part of ``summary_quantiles`` that is not a pair of numbers, are ignored.
+    The log says so. If no part is valid, the default quantiles are used.
     """
+    known = {"include", "exclude", "summary_quantiles", *(each.name for each in fields(MetricsSettings))}
+    for setting in config.keys() - known:
+        log.warning(
+            "--metrics-config: no setting '%s'; there are: %s", setting, ", ".join(sorted(known - {"quantiles"}))
+        )
     switches = {each.name: config[each.name] for each in fields(MetricsSettings) if each.name in config}
     for setting, text in switches.items():
         if text not in ("true", "false"):
