@@ -13,8 +13,8 @@ The file has no shapes and data types, so the config names inputs and outputs::
     output [{ name: "scores__0" data_type: TYPE_FP32 dims: [10] }]
     parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }
 
-A program of torch.export, ``model.pt2``, has shapes and data types, and needs no config (`headrace_torch.program`). A
-package of AOTInductor has the same name, and is native code: it needs the parameter ``trust`` (`headrace_torch.aoti`).
+A program of torch.export, ``model.pt2``, has shapes and data types, and needs no config. A package of AOTInductor has
+the same file name, and is native code: it needs the parameter ``trust``.
 
 With ``runtime: "model.py"`` that file has a class that extends ``torch.nn.Module``, and ``model.pt`` or
 ``model.safetensors`` beside it has its weights (`headrace_torch.eager`). The parameter
@@ -27,10 +27,11 @@ With ``runtime: "model.py"`` that file has a class that extends ``torch.nn.Modul
 |---|---|---|
 | ``model.pt``, TorchScript | ``script`` | ``script_check``, ``pickle_check``, ``unsafe_operators`` |
 | ``model.py`` and its weights | ``eager``, ``weights``, ``torch_compile`` | ``pickle_check`` |
-| ``model.pt2``, a program | ``pt2_archive``, ``program``, ``program_graph`` | ``program_check``, ``program_sizes`` |
-| ``model.pt2``, a package | ``pt2_archive``, ``aoti`` | ``aoti_signature`` |
+| ``model.pt2``, a program | ``exported_program``, ``program_graph`` | ``program_check``, ``program_sizes`` |
+| ``model.pt2``, a package | ``aoti`` | ``aoti_signature`` |
 
-All of them run as a ``Forward`` of ``instance``; ``tensor_conversion`` and ``torch_tensors`` convert tensors.
+``pt2_archive`` reads a ``model.pt2``. Everything runs as a ``Forward`` of ``instance``; ``tensor_conversion`` and
+``torch_tensors`` convert tensors.
 """
 
 from __future__ import annotations

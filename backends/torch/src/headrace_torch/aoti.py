@@ -19,9 +19,9 @@ from typing import Any
 
 from headrace import Model
 from headrace_torch.aoti_signature import package_signature
+from headrace_torch.exported_program import Program
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
-from headrace_torch.program import Program
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.torch_process import first_line
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from headrace import DataType
 from headrace_engines import GraphTensor
-from headrace_torch.program import describe_program
+from headrace_torch.exported_program import describe_program
 from headrace_torch.program_signature import SCALAR_TYPES, Leaf, ProgramSignature, argument_paths, result_names
 from headrace_torch.program_sizes import Arithmetic
 from headrace_torch.pt2_archive import Pt2Archive

@@ -9,8 +9,8 @@ from headrace_torch.parameters import Parameters, trusted_file
 from headrace_torch.weight_sharing import SHARING_INSTANCES, default_instances, instances_of, is_pt2, shares_weights
 
 if TYPE_CHECKING:
+    from headrace_torch.exported_program import Program
     from headrace_torch.instance import Forward
-    from headrace_torch.program import Program
 
 
 class PyTorch(Backend):
@@ -102,7 +102,7 @@ class PyTorch(Backend):
 
     def _load_program(self, model: Model) -> Instance:
         from headrace_torch.aoti import open_package
-        from headrace_torch.program import open_program
+        from headrace_torch.exported_program import open_program
         from headrace_torch.program_instance import ProgramInstance
         from headrace_torch.pt2_archive import Pt2Archive
         from headrace_torch.torch_process import device_of, load_engine, set_threads
@@ -140,7 +140,7 @@ def _complete_from_program(model: Model, default_rows: int) -> None:
     Raises `ConfigError` for a package without a program, which lacks data types and shapes of its outputs.
     """
     from headrace_engines import complete_from_graph
-    from headrace_torch.program import describe_program
+    from headrace_torch.exported_program import describe_program
     from headrace_torch.pt2_archive import Pt2Archive
     from headrace_torch.tensor_names import LeafNames
 

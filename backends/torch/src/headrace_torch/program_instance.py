@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from headrace import InvalidArgument, Model, Tensor, Tensors
+from headrace_torch.exported_program import Program
 from headrace_torch.instance import ForwardInstance
-from headrace_torch.program import Program
 from headrace_torch.program_signature import ProgramSignature
 from headrace_torch.program_sizes import Arithmetic
 from headrace_torch.tensor_names import LeafNames

@@ -19,8 +19,8 @@ from torch.export import Dim
 
 from headrace import ConfigError, InvalidArgument, LoadError, Model
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace_torch.exported_program import open_program
 from headrace_torch.parameters import Parameters
-from headrace_torch.program import open_program
 from headrace_torch.pt2_archive import Pt2Archive
 
 pytestmark = [  # of PyTorch's export, to itself
