@@ -155,7 +155,7 @@ def test_http_answers(bare: Bare) -> None:
 
 
 @pytest.mark.parametrize(("model", "data"), [("fp32", struct.pack("<2f", 1.5, -2.0)), ("bf16", b"\xc0\x3f\x00\xc0")])
-def test_grpc_answers_and_carries_what_numpy_has_no_type_for(bare: Bare, model: str, data: bytes) -> None:
+def test_grpc_answers_and_carries_types_that_numpy_lacks(bare: Bare, model: str, data: bytes) -> None:
     request = pb.ModelInferRequest(model_name=model, raw_input_contents=[data])
     request.inputs.add(name="x", datatype=model.upper(), shape=[2])
     body = call(bare.ports["GRPCInferenceService"], "/inference.GRPCInferenceService/ModelInfer",
@@ -180,7 +180,7 @@ def test_metrics_answer(bare: Bare) -> None:
         assert b"nv_inference_request_success" in answer.read()
 
 
-def test_a_model_with_bf16_is_told_of_once(bare: Bare) -> None:
+def test_a_model_with_bf16_is_logged_once(bare: Bare) -> None:
     [line] = [line for line in bare.lines if "BF16" in line]
     assert "model 'bf16' has BF16 tensors" in line
     assert "pip install 'headrace[bf16]'" in line
@@ -195,7 +195,7 @@ def test_a_model_with_bf16_is_told_of_once(bare: Bare) -> None:
         ("--grpc-header-forward-pattern=x-.*", "'headrace[re2]'"),
     ],
 )
-def test_a_flag_that_needs_more_says_in_one_line_how_to_install_it(repository: Path, flag: str, wanted: str) -> None:
+def test_a_flag_of_a_missing_package_names_it_in_one_line(repository: Path, flag: str, wanted: str) -> None:
     done = subprocess.run(words(repository, flag), capture_output=True, text=True, timeout=ANSWER_S, check=False)
     assert done.returncode == 1
     hints = [line for line in done.stderr.splitlines() if f"pip install {wanted}" in line]

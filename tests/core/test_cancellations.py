@@ -87,7 +87,7 @@ class Crowd:
     ],
     ids=["direct", "batching", "ordered", "limited", "cached", "cached-ordered"],
 )
-def test_everybody_is_told_once_and_nothing_is_left(
+def test_every_request_is_answered_once_and_nothing_remains(
     make_server: Callable[..., Server],
     write_model: WriteModel,
     gated: type[Gated],

@@ -40,7 +40,7 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
         ("tensorrt_plan", " no plugin provides backend 'tensorrt_plan'; did you mean 'tensorrt'? installed: identity"),
     ],
 )
-def test_a_backend_that_is_missing_is_told_as_triton_does_and_how_to_get_it(name: str, hint: str) -> None:
+def test_a_missing_backend_is_reported_as_by_triton_with_the_command_that_installs_it(name: str, hint: str) -> None:
     with pytest.raises(LoadError) as refusal:
         Plugins.discover(()).backends.get(name)
     assert refusal.value.message.startswith(TRITON.format(name) + hint)

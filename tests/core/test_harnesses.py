@@ -96,7 +96,7 @@ def other_model(ticket: Ticket) -> None:
     raise AssertionError("it asks another model")
 
 
-def test_threads_run_what_the_scheduler_chooses() -> None:
+def test_threads_run_the_requests_that_the_scheduler_chooses() -> None:
     answers: list[Answer] = []
 
     async def run() -> None:

@@ -62,7 +62,7 @@ async def test_error_of_work_has_no_frames_that_hold_memory() -> None:
 
 
 @on_a_loop
-async def test_cancelled_work_is_not_done_and_holds_nothing_though_it_waits() -> None:
+async def test_cancelled_work_in_the_queue_is_not_run_and_its_memory_is_freed() -> None:
     work, go_on, done = OffLoopWork(), threading.Event(), []
     busy = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(off_loop.THREADS)]
     await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def test_more_than_may_wait_is_refused_and_soon_taken_again(monkeypatch: p
 
 
 @on_a_loop
-async def test_the_lock_is_given_up_sooner_while_work_is_done_and_only_then() -> None:
+async def test_the_switch_interval_is_shorter_only_while_work_runs() -> None:
     usual = sys.getswitchinterval()
     assert await OffLoopWork().run(sys.getswitchinterval) == pytest.approx(off_loop.SWITCH_S, rel=0.01)
     assert sys.getswitchinterval() == usual
@@ -148,7 +148,7 @@ async def test_failed_work_is_freed_without_the_garbage_collector() -> None:
 
 
 @on_a_loop
-async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_ends_after_the_close_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_loop, "QUIET_S", 0.0)
     failures = list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))

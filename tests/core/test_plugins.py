@@ -69,7 +69,7 @@ def test_an_installed_plugin_is_found_with_its_version_and_parts(install: Instal
     assert (found.distribution, found.version, found.parts) == ("headrace-toy", "1.2", ["backend toy"])
 
 
-def test_the_parts_of_core_come_through_the_same_hooks_whatever_plugins_are_chosen() -> None:
+def test_the_parts_of_core_are_registered_by_the_same_hooks_for_any_choice_of_plugins() -> None:
     plugins = Plugins.discover(())
     assert {"backend identity", "scheduler direct", "scheduler dynamic_batching"} <= set(
         info(plugins, "builtins").parts
@@ -237,7 +237,7 @@ def test_a_broken_plugin_contributes_nothing(install: Install, fault: str) -> No
     [("headrace-toy", "engine", "toy"), ("Headrace_Toy", "engine", "toy"), ("toy-things", "toy", "toy"),
      ("headrace-my-toy", "engine", "my_toy")],
 )  # fmt: skip
-def test_the_reason_of_a_broken_plugin_reaches_the_model_whatever_gave_the_plugin_its_name(
+def test_a_model_gets_the_reason_of_a_broken_plugin_of_any_name(
     install: Install, distribution: str, entry: str, wanted: str
 ) -> None:
     install(distribution, entry, "import no_such_engine")
@@ -245,7 +245,7 @@ def test_the_reason_of_a_broken_plugin_reaches_the_model_whatever_gave_the_plugi
         Plugins.discover().backends.get(wanted)
 
 
-def test_a_broken_plugin_is_known_by_the_parts_it_would_have_brought(install: Install) -> None:
+def test_a_broken_plugin_is_found_by_the_parts_it_would_have_registered(install: Install) -> None:
     install("acme-engines", "acme", f"{WHOLE}\n@hookimpl\ndef model_loadet(model):\n    pass\n")
     plugins = Plugins.discover()
     for registry in (plugins.backends, plugins.schedulers, plugins.frontends):
@@ -339,7 +339,7 @@ def {hook}({argument}):
 @pytest.mark.parametrize(
     ("hook", "argument"), [("server_stopping", "server"), ("model_loaded", "model"), ("model_unloaded", "model")]
 )
-def test_a_plugin_that_raises_keeps_no_other_from_being_told(
+def test_a_plugin_that_raises_does_not_stop_the_notification_of_others(
     install: Install, hook: str, argument: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[str] = []
@@ -409,7 +409,7 @@ def test_two_groups_of_one_name_are_an_error_that_names_both(install: Install, t
         Server(tmp_path)
 
 
-def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
+def test_plugins_that_are_not_allowed_are_not_imported(install: Install) -> None:
     install("headrace-toy", "toy", "raise SystemError('imported')")
     plugins = Plugins.discover(())
     assert [plugin.name for plugin in plugins.plugins] == ["builtins", "commands", "grpc", "http", "processes"]
@@ -450,24 +450,24 @@ def make(name: str) -> Backend:
     return make_backend(name, plugins.backends, plugins.hook, options)
 
 
-def test_a_backend_that_nobody_has_registered_is_asked_for_by_name(install: Install) -> None:
+def test_an_unregistered_backend_is_requested_by_name(install: Install) -> None:
     install("headrace-finder", "finder", FINDER)
     found = make("there")
     assert (found.name, found.options) == ("found", {"key": "value"})
 
 
-def test_a_registered_backend_goes_before_one_that_would_be_found(install: Install) -> None:
+def test_a_registered_backend_takes_precedence_over_find_backend(install: Install) -> None:
     install("headrace-finder", "finder", FINDER)
     assert make("identity").name == "identity"
 
 
-def test_a_backend_that_nobody_knows_is_told_as_before(install: Install) -> None:
+def test_an_unknown_backend_is_reported_as_without_find_backend(install: Install) -> None:
     install("headrace-finder", "finder", FINDER)
     with pytest.raises(LoadError, match="no plugin provides backend 'nobody'"):
         make("nobody")
 
 
-def test_a_plugin_that_raises_while_it_looks_is_told(install: Install) -> None:
+def test_a_plugin_that_raises_in_find_backend_is_reported(install: Install) -> None:
     install("headrace-finder", "finder", FINDER)
     with pytest.raises(PluginError, match="a plugin failed to find backend 'sick': ValueError: lost"):
         make("sick")
@@ -643,7 +643,7 @@ def test_a_member_that_cannot_stand_in_for_the_bases_breaks_its_plugin(
     assert reason in str(info(Plugins.discover(["toy"]), "toy").error)
 
 
-def test_a_hook_that_returns_a_class_instead_of_a_list_is_told(install: Install) -> None:
+def test_a_hook_that_returns_a_class_instead_of_a_list_is_reported(install: Install) -> None:
     install("headrace-toy", "toy", BACKEND.format(name="toy").replace("[Toy]", "Toy"))
     error = str(info(Plugins.discover(["toy"]), "toy").error)
     assert "register_backends returned <class 'headrace_toy.Toy'>, expected a list of classes" in error

@@ -47,7 +47,7 @@ def test_the_native_hosts_run_unless_another_is_named(registry: FrontendRegistry
         (ServerOptions(grpc_server="grpcio"), "--grpc-server=grpcio: .*: pip install headrace-grpcio;"),
     ],
 )
-def test_a_host_that_is_not_there_is_said(registry: FrontendRegistry, options: ServerOptions, text: str) -> None:
+def test_an_unknown_host_is_refused_by_name(registry: FrontendRegistry, options: ServerOptions, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         registry.chosen(options)
 

@@ -66,7 +66,7 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
 
 
 @pytest.mark.parametrize("size", [1000, 100])  # the tensors are too large; and an entry with what it needs besides
-def test_a_response_that_no_cache_could_keep_is_told_in_tritons_words(
+def test_a_response_too_large_for_any_cache_is_reported_in_tritons_words(
     make_server: Callable[..., Server], write_model: WriteModel, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
     write_model("cached", CACHED)
@@ -88,7 +88,7 @@ def test_a_response_that_no_cache_could_keep_is_told_in_tritons_words(
         ({"": {"default-max-batch-size": "5"}}, "Found overwritten default setting: default-max-batch-size,5"),
     ],
 )
-def test_a_load_says_which_batch_size_is_the_default(
+def test_a_load_logs_the_default_batch_size(
     make_server: Callable[..., Server],
     write_model: WriteModel,
     caplog: pytest.LogCaptureFixture,
@@ -133,7 +133,9 @@ def test_summaries_speak_of_the_cache_where_there_is_one_and_not_of_requests(
     assert not any("cache" in name for name in summaries["plain"])
 
 
-def test_nothing_is_left_of_what_was_loaded_before(make_server: Callable[..., Server], write_model: WriteModel) -> None:
+def test_the_cache_has_no_entries_of_the_previous_load(
+    make_server: Callable[..., Server], write_model: WriteModel
+) -> None:
     folder = write_model("cached", CACHED)
     with make_server(cache_config=LOCAL, model_control_mode="explicit", load_model=("*",)) as server:
         server.infer("cached", {"x": X})
@@ -145,7 +147,7 @@ def test_nothing_is_left_of_what_was_loaded_before(make_server: Callable[..., Se
         assert model.snapshot().cache_hit.count == 0
 
 
-def test_many_who_ask_at_once_cost_one_execution(
+def test_simultaneous_equal_requests_cost_one_execution(
     make_server: Callable[..., Server], write_model: WriteModel, gated: type[Gated]
 ) -> None:
     write_model("cached", CACHED)

@@ -97,7 +97,7 @@ def test_an_exception_in_a_script_still_stops_the_server(write_model: Any, repos
     assert threading.active_count() <= before + 1
 
 
-def test_a_script_is_told_why_a_repository_does_not_load(write_model: Any, repository: Path) -> None:
+def test_a_script_gets_the_reason_why_a_repository_does_not_load(write_model: Any, repository: Path) -> None:
     write_model("m", 'backend: "onnxrunime"')
     with pytest.raises(headrace.HeadraceError, match="failed to load all models"), headrace.Server(repository):
         pass
@@ -139,7 +139,7 @@ def test_a_version_is_its_number_or_its_text(write_model: Any, repository: Path)
         assert len(server.explain("m", 2)["batches"]) == 0
 
 
-def test_a_cancelled_await_leaves_the_queue(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+def test_a_cancelled_await_is_removed_from_the_queue(write_model: Any, make_server: MakeServer, gated: Any) -> None:
     write_model("m", GATED)
 
     async def scenario() -> None:
@@ -162,7 +162,7 @@ def test_a_cancelled_await_leaves_the_queue(write_model: Any, make_server: MakeS
     asyncio.run(scenario())
 
 
-def test_stopping_waits_for_what_is_in_flight(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+def test_stopping_waits_for_requests_in_flight(write_model: Any, make_server: MakeServer, gated: Any) -> None:
     write_model("m", GATED)
 
     async def scenario() -> None:
@@ -181,7 +181,7 @@ def test_stopping_waits_for_what_is_in_flight(write_model: Any, make_server: Mak
     asyncio.run(scenario())
 
 
-def test_stopping_gives_up_after_the_exit_timeout(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+def test_stopping_ends_after_the_exit_timeout(write_model: Any, make_server: MakeServer, gated: Any) -> None:
     write_model("m", GATED)
 
     async def scenario() -> None:
@@ -265,7 +265,7 @@ def test_a_scheduler_that_fails_to_drain_keeps_no_model_from_closing(
     assert sorted(gated.closed) == ["m_0/1", "n_0/1"]
 
 
-def test_the_capacity_of_a_model_is_what_fills_its_instances(write_model: Any, repository: Path) -> None:
+def test_the_capacity_of_a_model_fills_its_instances(write_model: Any, repository: Path) -> None:
     tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
     for name, config in {
         "batches": "max_batch_size: 4 dynamic_batching { } instance_group { count: 3 }",
@@ -316,6 +316,6 @@ def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(
     assert answers == requests
 
 
-def test_the_public_names_are_what_all_says() -> None:
+def test_the_public_names_are_those_of_all() -> None:
     assert len(set(headrace.__all__)) == len(headrace.__all__)
     assert all(hasattr(headrace, name) for name in headrace.__all__)

@@ -31,7 +31,7 @@ def test_the_last_answer_is_returned(answer: Answer) -> None:
     assert asked(lambda ticket: ticket.respond(answer, True)) is answer
 
 
-def test_the_last_that_said_something_is_returned() -> None:
+def test_the_last_answer_with_content_is_returned() -> None:
     def answer(ticket: Ticket) -> None:
         ticket.respond(FIRST, False)
         ticket.respond(None, True)

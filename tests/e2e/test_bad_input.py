@@ -83,7 +83,7 @@ def read_reply(caller: socket.socket) -> tuple[int, str]:
 # ---------------------------------------------------------------------- bodies
 
 
-def test_three_megabytes_in_chunks_of_one_byte_are_refused_and_hold_nobody(
+def test_three_megabytes_in_chunks_of_one_byte_are_refused_and_delay_no_client(
     server: Headrace, infer: Callable[..., list[float]]
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
@@ -210,7 +210,7 @@ def test_a_body_whose_end_is_in_doubt_ends_the_connection(server: Headrace, head
     assert text.count(b"HTTP/1.1 ") == 1
 
 
-def test_half_open_connections_hold_nobody(server: Headrace, infer: Callable[..., list[float]]) -> None:
+def test_half_open_connections_delay_no_client(server: Headrace, infer: Callable[..., list[float]]) -> None:
     """Heads that never end, and large bodies that never come, cost no memory that was not sent."""
     before = server.rss_bytes
     heads = [b"", b"POST ", f"POST {INFER} HTTP/1.1\r\nHost:".encode(),
@@ -226,7 +226,9 @@ def test_half_open_connections_hold_nobody(server: Headrace, infer: Callable[...
             caller.close()
 
 
-def test_a_slow_drip_holds_nobody_and_is_answered(server: Headrace, infer: Callable[..., list[float]]) -> None:
+def test_a_slowly_sent_request_delays_no_client_and_is_answered(
+    server: Headrace, infer: Callable[..., list[float]]
+) -> None:
     text = json.dumps({"inputs": [TENSOR]})
     whole = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
     with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
@@ -255,14 +257,14 @@ def test_trailers_are_bounded_too(server: Headrace) -> None:
 @pytest.mark.parametrize("port", ["HTTPService", "GRPCInferenceService", "Metrics Service"])
 @pytest.mark.parametrize("noise", [b"\x00" * 1000, b"\xff" * 1000, b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
                                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000, b"\n" * 100_000])  # fmt: skip
-def test_noise_on_a_port_harms_nobody(server: Headrace, port: str, noise: bytes) -> None:
+def test_noise_on_a_port_affects_no_client(server: Headrace, port: str, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.ports[port]), timeout=30) as caller:
         send_all(caller, noise)
     assert server.get("/v2/health/live")[0] == 200
     assert server.get("/metrics", server.ports["Metrics Service"])[0] == 200
 
 
-def test_tls_on_a_plain_port_harms_nobody(server: Headrace) -> None:
+def test_tls_on_a_plain_port_affects_no_client(server: Headrace) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:

@@ -80,7 +80,7 @@ def test_answers_and_reasons_have_no_path_of_the_machine(
     assert f"{root}/broken/config.pbtxt" in server.log
 
 
-def test_a_verbose_server_tells_all(start: Start, post: Callable[..., Any], root: Path) -> None:
+def test_a_verbose_server_answers_with_whole_paths(start: Start, post: Callable[..., Any], root: Path) -> None:
     server = start("--log-verbose=1")
     texts = [*told_over_http(server, post), *told_over_grpc(server)]
     assert len(texts) == 5
@@ -88,7 +88,7 @@ def test_a_verbose_server_tells_all(start: Start, post: Callable[..., Any], root
     assert server.finish(15) == 0
 
 
-def test_a_repository_that_is_gone_is_not_named_in_full(start: Start, post: Callable[..., Any], root: Path) -> None:
+def test_a_removed_repository_is_not_named_in_full(start: Start, post: Callable[..., Any], root: Path) -> None:
     server = start("--model-control-mode=explicit", "--load-model=slow")
     shutil.rmtree(root)
     for path in ("/v2/repository/index", "/v2/repository/models/slow/load"):

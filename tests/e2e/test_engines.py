@@ -188,7 +188,7 @@ def check(arithmetic: Callable[[Array], Array]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_engine_answers_what_arithmetic_says(client: Any, model: str, check: Callable[..., None]) -> None:
+def test_every_engine_answers_as_arithmetic_does(client: Any, model: str, check: Callable[..., None]) -> None:
     for rows in (1, 3, 64):
         check(client, model, rows, rows)
 
@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[str, Array, str]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_request_that_is_wrong_is_told_why_and_disturbs_nobody(
+def test_an_invalid_request_is_refused_with_the_reason_and_affects_no_other(
     server: Headrace, name: str, check: Callable[..., None]
 ) -> None:
     model = f"digits_{name}"
@@ -338,7 +338,7 @@ def test_a_server_imports_the_engine_of_its_model_and_no_other(made: Path, name:
     assert ENGINES & set(done.stdout.split()) == {FORMATS[name].engine} - {""}
 
 
-def test_the_page_says_which_config_each_format_needs(
+def test_the_page_has_the_config_of_each_format(
     made: Path,
     repository: Path,
     server: Headrace,
@@ -361,7 +361,7 @@ def test_the_page_says_which_config_each_format_needs(
             check(client, f"page_{name}", 3)
 
 
-def test_a_format_whose_engine_is_not_installed_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_format_without_its_engine_is_skipped_and_printed(tmp_path: Path) -> None:
     if find_spec("tensorrt") is not None:
         pytest.skip("tensorrt is installed")
     command = [sys.executable, str(EXAMPLE / "make_models.py"), f"--models={tmp_path}", "--formats", "tensorrt", "onnx"]

@@ -120,7 +120,7 @@ CLIENTS = ("classify.py", "text/client.py", "stream/client.py", "choose/client.p
            "canary/client.py")  # fmt: skip
 
 
-def test_a_client_says_how_to_start_a_server_that_is_not_there() -> None:
+def test_a_client_without_a_server_prints_how_to_start_one() -> None:
     """In one process, since most of the CPU of each is the import of the stock client."""
     calls = [
         [str(ROOT / "examples" / client), f"--{'grpc' if client.startswith('stream') else 'http'}=127.0.0.1:1"]
@@ -222,7 +222,7 @@ def pairs() -> set[tuple[str, str]]:
     return set(pairwise(words))
 
 
-def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Callable[[str], Headrace]) -> None:
+def test_a_story_is_streamed_word_by_word_and_stops_on_disconnect(serve_page: Callable[[str], Headrace]) -> None:
     server = serve_page(STREAM)
     whole, cancelled = commands(STREAM, "python")
     story = tell(server, whole)
@@ -232,7 +232,7 @@ def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Ca
     server.wait_for_line(r"the caller has disconnected, after \d+ of 1000000 words")
 
 
-def test_another_seed_tells_another_story_and_no_words_are_a_whole_one(serve_page: Callable[[str], Headrace]) -> None:
+def test_another_seed_gives_another_story_and_no_words_give_a_whole_one(serve_page: Callable[[str], Headrace]) -> None:
     server = serve_page(STREAM)
     whole, _ = commands(STREAM, "python")
     assert tell(server, whole, "--seed=1") != tell(server, whole, "--seed=2")
@@ -320,7 +320,7 @@ def test_a_version_that_fails_is_rolled_back(serve: Callable[..., Headrace]) -> 
 ROWS = "examples/rows/README.md"
 
 
-def test_a_net_that_reads_row_by_row_says_what_the_unrolled_net_says(
+def test_a_net_that_reads_row_by_row_equals_the_unrolled_net(
     clone: Path, serve_page: Callable[[str], Headrace]
 ) -> None:
     training, reading = commands(ROWS, "python")

@@ -459,7 +459,7 @@ def caller(server: Headrace) -> Iterator[Caller]:
     caller.close()
 
 
-def test_the_collector_is_seen_to_find_what_requests_leave(server: Headrace, caller: Caller) -> None:
+def test_the_garbage_collector_finds_deliberate_cycles(server: Headrace, caller: Caller) -> None:
     caller.post("/garbage/begin")
     for _ in range(REQUESTS):
         caller.json("cycles_thread")
@@ -469,7 +469,7 @@ def test_the_collector_is_seen_to_find_what_requests_leave(server: Headrace, cal
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_requests_leave_nothing_to_the_collector(kind: str, server: Headrace, caller: Caller, repository: Path) -> None:
+def test_requests_leave_no_reference_cycles(kind: str, server: Headrace, caller: Caller, repository: Path) -> None:
     ask = KINDS[kind]
     child = repository / f"{kind.split('-')[1]}_process" / "1" if kind.endswith("-process") else None
     if child:

@@ -47,7 +47,7 @@ class TritonPythonModel:
 MIB = 1 << 20
 
 
-def test_an_unloaded_model_leaves_no_memory_and_circles_of_every_request_do_not_pile_up(
+def test_an_unloaded_model_leaves_no_memory_and_cycles_of_requests_are_collected(
     tmp_path: Path, serve: Callable[..., Headrace], post: Callable[..., Reply], wait_until: Callable[..., None]
 ) -> None:
     for name, module in (("hoards", HOARDS), ("circles", CIRCLES)):

@@ -229,7 +229,7 @@ def test_concurrent_requests_do_not_mix(server: Server) -> None:
     assert wrong == []
 
 
-def test_the_memory_is_given_back(server: Server) -> None:
+def test_the_memory_is_returned(server: Server) -> None:
     x = np.ones((1, 1 << 20), np.float32)
     for _ in range(20):
         ask(server, "net_doubled_net", x)

@@ -213,7 +213,7 @@ def test_a_gpu_that_is_not_there_is_named(served: Headrace, engine: str) -> None
     assert "invalid or unsupported gpu id 7" in reply.error
 
 
-def test_memory_that_runs_out_fails_one_request_and_neither_neighbours_nor_the_instance(served: Headrace) -> None:
+def test_memory_that_runs_out_fails_one_request_and_neither_others_nor_the_instance(served: Headrace) -> None:
     reply = call(served, "/v2/models/torch/infer", body(-1, 0, 0, 0))
     assert reply.status == 500
     assert "out of memory" in reply.error
@@ -221,7 +221,7 @@ def test_memory_that_runs_out_fails_one_request_and_neither_neighbours_nor_the_i
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_unloading_gives_memory_back(served: Headrace, engine: str, wait_until: Callable[..., None]) -> None:
+def test_unloading_returns_memory(served: Headrace, engine: str, wait_until: Callable[..., None]) -> None:
     call(served, f"/v2/repository/models/{engine}_large/load", {})  # once: libraries and kernels stay
     assert asked(served, f"{engine}_large", 1, 2, 3, 4) == [2, 4, 6, 8]
     call(served, f"/v2/repository/models/{engine}_large/unload", {})

@@ -126,7 +126,7 @@ def server(repository: Path, keep_serving: Callable[..., Headrace]) -> Headrace:
 
 
 @pytest.mark.parametrize("more", ["", THREAD + BATCHING], ids=["process", "thread"])
-def test_only_what_differs_is_initialized_and_finalized_and_no_request_fails(
+def test_only_changed_instances_are_initialized_and_finalized_and_no_request_fails(
     server: Headrace, repository: Path, wait_until: WaitUntil, request: pytest.FixtureRequest, more: str
 ) -> None:
     model = Counting(server, repository, f"counting-{request.node.callspec.id}", more)

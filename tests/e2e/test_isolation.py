@@ -191,7 +191,7 @@ def test_a_process_that_hangs_does_not_outlive_its_server(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_ends_while_a_process_loads_leaves_none(
+def test_a_server_that_ends_while_a_process_loads_leaves_no_process(
     run_headrace: Start,
     root: Path,
     add_model: AddModel,
@@ -216,7 +216,7 @@ def test_a_server_that_ends_while_a_process_loads_leaves_none(
 # ---------------------------------------------------------------------- cycles
 
 
-def test_cycles_of_load_and_unload_leave_nothing(
+def test_cycles_of_load_and_unload_leave_no_processes_or_descriptors(
     serve: Start, root: Path, add_model: AddModel, post: Callable[..., Reply], infer: Any, wait_until: WaitUntil
 ) -> None:
     add_model(root, "echo", echo_of())
@@ -267,7 +267,7 @@ def test_no_name_reaches_a_shell_or_is_taken_for_an_option(
     server.stop()
 
 
-def test_an_error_tells_nothing_of_the_server(
+def test_an_error_discloses_nothing_about_the_server(
     serve: Start,
     root: Path,
     add_model: AddModel,

@@ -342,7 +342,7 @@ def loading(root: Path, add_model: AddModel, gate: Gate) -> Gate:
 
 
 @pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
-def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_models(
+def test_a_server_that_loads_is_live_and_not_ready_and_refuses_requests_to_models(
     run_headrace: Start,
     root: Path,
     loading: Gate,
@@ -402,7 +402,7 @@ def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_
     server.stop()
 
 
-def test_a_signal_ends_a_server_that_loads_and_what_it_has_loaded_in_order(
+def test_a_signal_ends_a_loading_server_and_its_loaded_models_in_order(
     run_headrace: Start, root: Path, loading: Gate, gated: Mapping[str, str], wait_until: Callable[..., None]
 ) -> None:
     server = run_headrace(f"--model-repository={root}", environ=gated).wait_until_listening()
@@ -414,7 +414,7 @@ def test_a_signal_ends_a_server_that_loads_and_what_it_has_loaded_in_order(
     assert is_closed(server.http)
 
 
-def test_a_port_in_use_is_said_before_anything_is_loaded(
+def test_a_port_in_use_is_reported_before_anything_is_loaded(
     run_headrace: Start, root: Path, loading: Gate, gated: Mapping[str, str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

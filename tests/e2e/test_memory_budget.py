@@ -103,7 +103,7 @@ def held(server: Headrace, kind: str = "connections") -> float:
     return float(found[1])
 
 
-def test_it_is_said_at_start_and_measured(server: Headrace) -> None:
+def test_the_budget_is_logged_at_start_and_measured(server: Headrace) -> None:
     assert "Memory budget of requests, responses and the response cache: 16 MiB, as --memory-budget says" in server.log
     metrics = page(server)
     assert f"headrace_memory_budget_bytes {BUDGET}\n" in metrics
@@ -131,9 +131,7 @@ def test_more_clients_than_fit_are_all_answered(server: Headrace) -> None:
             assert all(callers.map(ask, range(24)))
 
 
-def test_bodies_that_stop_half_way_are_refused_and_disturb_nobody(
-    server: Headrace, wait_until: Callable[..., None]
-) -> None:
+def test_incomplete_bodies_are_refused_and_affect_no_client(server: Headrace, wait_until: Callable[..., None]) -> None:
     """All connections half way is no deadlock: those that fit wait for their callers, the others are refused."""
     refused_before = refused(server)
     callers = [begun(server, 6 * MIB, 4 * MIB) for _ in range(8)]
@@ -213,7 +211,7 @@ def test_streams_that_announce_take_nothing_from_others(server: Headrace) -> Non
             assert answer(caller).status == 200
 
 
-def test_answers_that_nobody_reads_make_room(server: Headrace, wait_until: Callable[..., None]) -> None:
+def test_unread_answers_are_dropped_for_others(server: Headrace, wait_until: Callable[..., None]) -> None:
     callers = [begun(server, 5 * MIB, 5 * MIB) for _ in range(6)]
     try:
         with begun(server, 5 * MIB, 5 * MIB) as reader:

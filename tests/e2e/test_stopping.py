@@ -128,7 +128,7 @@ def stop(server: Headrace, within_s: float) -> None:
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=["native", "others"])
 @pytest.mark.parametrize("what", ["head", "body", "answer"])
-def test_a_caller_who_drips_does_not_decide_how_long_stopping_takes(
+def test_a_slow_sender_does_not_delay_the_stop(
     serve: Callable[..., Headrace], root: Path, over: threading.Event, hosts: tuple[str, ...], what: str
 ) -> None:
     server = serve(f"--model-repository={root}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}", *hosts)
@@ -136,7 +136,7 @@ def test_a_caller_who_drips_does_not_decide_how_long_stopping_takes(
         stop(server, 0.75 * EXIT_TIMEOUT_S)
 
 
-def test_a_caller_who_drips_on_the_metrics_port_does_not_hold_the_exit(
+def test_a_slow_sender_on_the_metrics_port_does_not_delay_the_exit(
     serve: Callable[..., Headrace], root: Path, over: threading.Event
 ) -> None:
     server = serve(f"--model-repository={root}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}")
@@ -145,7 +145,9 @@ def test_a_caller_who_drips_on_the_metrics_port_does_not_hold_the_exit(
 
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=["native", "others"])
-def test_open_streams_are_told_the_end(serve: Callable[..., Headrace], root: Path, hosts: tuple[str, ...]) -> None:
+def test_open_streams_are_ended_with_an_error(
+    serve: Callable[..., Headrace], root: Path, hosts: tuple[str, ...]
+) -> None:
     """Twenty streams of events, most of which wait for an instance, and one of gRPC."""
     server = serve(f"--model-repository={root}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}", *hosts)
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}).encode()

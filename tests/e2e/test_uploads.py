@@ -92,7 +92,7 @@ def test_request_through_a_proxy_or_a_browser_is_not_from_this_machine(start: St
         assert all(f"with the header '{next(iter(header))}'" in text for text in reasons), reasons
 
 
-def test_the_flag_lets_everybody_in_and_says_so(start: Start) -> None:
+def test_the_flag_admits_all_clients_with_a_warning(start: Start) -> None:
     address, server = own_address(), start("--model-files-from=any")
     assert load(server, address) == ["", ""]
     assert "files of their own, which are code that the server runs" in server.log
@@ -114,7 +114,7 @@ def test_the_key_of_the_restricted_api_is_enough(start: Start) -> None:
     assert lines[0].startswith("I")
 
 
-def test_a_refused_file_is_not_even_looked_at(start: Start) -> None:
+def test_a_refused_file_is_not_decoded(start: Start) -> None:
     """Neither decoded nor written: the refusal comes first, whatever is wrong with the rest."""
     address, server = own_address(), start()
     connection = http.client.HTTPConnection(address, server.http, timeout=30)
@@ -126,7 +126,7 @@ def test_a_refused_file_is_not_even_looked_at(start: Start) -> None:
     connection.close()
 
 
-def test_a_server_that_only_this_machine_reaches_says_nothing(serve: Start, tmp_path: Path) -> None:
+def test_a_server_on_loopback_logs_no_warning(serve: Start, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     server = serve(f"--model-repository={tmp_path / 'models'}", "--model-control-mode=explicit")
     assert server.finish(15) == 0

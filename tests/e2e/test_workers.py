@@ -134,7 +134,7 @@ def test_one_that_is_killed_loses_its_own_connections_and_is_replaced(
     tally.wait_until_shown()
 
 
-def test_one_that_is_stopped_holds_up_nobody_else_and_counts_as_it_last_did(
+def test_a_stopped_worker_delays_no_other_and_keeps_its_last_counts(
     server: Headrace, lines: Lines, tally: Tally
 ) -> None:
     stopped, other = lines.one_each()
@@ -153,7 +153,7 @@ def test_one_that_is_stopped_holds_up_nobody_else_and_counts_as_it_last_did(
     tally.wait_until_shown()
 
 
-def test_a_load_by_name_reaches_all_and_who_replaces_one(server: Headrace, lines: Lines, late: str) -> None:
+def test_a_load_by_name_reaches_all_workers_and_replacements(server: Headrace, lines: Lines, late: str) -> None:
     def shown(line: Line) -> tuple[int, str]:
         status, found = line.get("/v2/models/late/config")
         return status, found.get("default_model_filename", "")
@@ -190,7 +190,7 @@ def test_a_port_that_another_server_has_is_refused(
     assert "stopping before" not in other.log
 
 
-def test_a_signal_before_all_serve_ends_what_has_started(
+def test_a_signal_before_all_serve_ends_the_started_workers(
     run_headrace: Callable[..., Headrace], gate: Gate, gated: Mapping[str, str]
 ) -> None:
     server = run_headrace(f"--model-repository={gate.path.parents[1]}", "--workers=2", environ=gated)

@@ -29,7 +29,7 @@ VALUES: dict[str, npt.NDArray[Any]] = {
 
 
 @pytest.mark.parametrize("datatype", VALUES)
-def test_every_datatype_comes_back_as_it_went(client: Client, datatype: str) -> None:
+def test_every_datatype_is_returned_unchanged(client: Client, datatype: str) -> None:
     sent = VALUES[datatype]
     answer = client.echo(f"echo_{datatype.lower()}", sent, datatype).as_numpy("OUT")
     assert answer.dtype == sent.dtype
@@ -60,7 +60,7 @@ def test_an_onnx_model_without_a_config_adds(client: Client) -> None:
     np.testing.assert_array_equal(answer.as_numpy("DIFF"), x - y)
 
 
-def test_only_the_requested_outputs_come_in_the_order_asked_for(client: Client) -> None:
+def test_only_the_requested_outputs_are_sent_in_the_requested_order(client: Client) -> None:
     x = np.ones((1, 2), np.float32)
     inputs = [client.input("IN0", x, "FP32"), client.input("IN1", 2 * x, "FP32")]
     assert client.infer("pair", inputs, outputs=[client.output("OUT1")]).as_numpy("OUT0") is None
@@ -88,7 +88,7 @@ def test_a_version_may_be_asked_for(client: Client, version: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_batch_comes_back_whole(client: Client, rows: int) -> None:
+def test_a_batch_is_returned_whole(client: Client, rows: int) -> None:
     sent = np.random.default_rng(rows).random((rows, 4), np.float32)
     np.testing.assert_array_equal(client.echo("batched", sent, "FP32").as_numpy("OUT"), sent)
 
@@ -170,7 +170,7 @@ def test_an_unknown_model_or_version_is_not_ready(client: Client) -> None:
         assert not client.is_model_ready(model, version)
 
 
-def test_the_server_says_who_it_is(client: Client) -> None:
+def test_the_server_metadata_has_its_name_and_version(client: Client) -> None:
     answer = client.metadata(client.get_server_metadata())
     assert answer["name"] == "triton"
     assert {"classification", "model_configuration", "binary_tensor_data", "statistics"} <= set(answer["extensions"])

@@ -52,7 +52,7 @@ def client(request: pytest.FixtureRequest, connect: Any, controlled: Headrace) -
     return connect(request.param, controlled)
 
 
-def test_a_client_loads_asks_and_unloads(client: Any, wait_until: Callable[..., None]) -> None:
+def test_a_client_loads_infers_and_unloads(client: Any, wait_until: Callable[..., None]) -> None:
     client.load_model("plain")
     assert client.is_model_ready("plain")
     np.testing.assert_array_equal(client.echo("plain", ONE, "FP32").as_numpy("OUT"), ONE)
@@ -120,7 +120,7 @@ def test_no_file_leads_out_of_its_model(controlled: Headrace, name: str) -> None
     assert "Invalid file parameter 'file:" in (caught.value.details() or "")
 
 
-def test_a_client_that_leaves_while_its_model_loads_finds_it_loaded(
+def test_a_load_completes_after_its_client_disconnects(
     serve: Callable[..., Headrace],
     gated: Mapping[str, str],
     make_gate: Callable[[Path], Gate],
@@ -140,7 +140,7 @@ def test_a_client_that_leaves_while_its_model_loads_finds_it_loaded(
         wait_until(lambda: server.get("/v2/models/slow/ready")[0] == 200, "slow is loaded")
 
 
-def test_files_that_were_brought_are_gone_after_kill_9_and_a_new_start(
+def test_sent_files_are_removed_after_kill_9_and_a_new_start(
     run_headrace: Callable[..., Headrace], connect: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -163,7 +163,7 @@ def test_files_that_were_brought_are_gone_after_kill_9_and_a_new_start(
     assert [name for name in left if name not in (f"headrace-{os.geteuid()}", f"headrace-{os.geteuid()}/.lock")] == []
 
 
-def test_unloading_answers_what_is_in_flight(
+def test_unloading_answers_requests_in_flight(
     serve: Callable[..., Headrace],
     gated: Mapping[str, str],
     make_gate: Callable[[Path], Gate],

@@ -32,7 +32,7 @@ def asked(request: pytest.FixtureRequest, connect: Callable[..., Any]) -> Headra
     return server
 
 
-def test_both_hosts_tell_the_last_batches(asked: Headrace) -> None:
+def test_both_hosts_show_the_last_batches(asked: Headrace) -> None:
     for version in ("", "/versions/1"):
         status, body = asked.get(f"/v2/models/batched{version}/explain")
         document = json.loads(body)
@@ -51,7 +51,7 @@ def test_unknown_model_is_not_found(asked: Headrace, path: str, reason: str) -> 
     assert reason in json.loads(body)["error"]
 
 
-def test_the_command_draws_what_the_server_says(asked: Headrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_the_document_of_the_server(asked: Headrace, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"--url=http://127.0.0.1:{asked.http}"
     assert main(["explain", "batched", url]) == 0
     shown = capsys.readouterr().out
@@ -127,13 +127,13 @@ def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrac
         ("--header=secret", "argument --header: expected NAME:VALUE"),
     ],
 )
-def test_arguments_that_say_nothing_are_refused(capsys: pytest.CaptureFixture[str], word: str, why: str) -> None:
+def test_invalid_arguments_are_refused(capsys: pytest.CaptureFixture[str], word: str, why: str) -> None:
     with pytest.raises(SystemExit, match="1"):
         main(["explain", "m", word])
     assert capsys.readouterr().err.splitlines()[-1] == why
 
 
-def test_no_batch_is_shown_to_who_wants_none(asked: Headrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_0_shows_no_batch(asked: Headrace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "batched", f"--url=http://127.0.0.1:{asked.http}", "--last=0"]) == 0
     shown = capsys.readouterr().out
     assert "The request of a batch that waited longest" in shown

@@ -190,7 +190,7 @@ def test_a_call_is_refused_in_tritons_words(
     assert (actual, details.removeprefix("Request for unknown model: ")) == (code, text)
 
 
-def test_bytes_that_are_no_message_harm_nobody(server: Any, stub: Any) -> None:
+def test_bytes_that_are_no_message_affect_no_client(server: Any, stub: Any) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
         for content in (b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", bytes(1000)):

@@ -108,7 +108,7 @@ def test_a_model_that_is_not_there(
     ("/v2/models/nosuch/stats", "requested model 'nosuch' is not available"),
     ("/v2/models/add/versions/9/stats", "requested model version is not available for model 'add'"),
 ])  # fmt: skip
-def test_statistics_of_what_is_not_there_are_a_bad_request(
+def test_statistics_of_an_unknown_model_are_a_bad_request(
     http_server: Headrace, send: Send, path: str, text: str
 ) -> None:
     reply = send(http_server, "GET", path)
@@ -148,7 +148,7 @@ def test_the_index_lists_models(http_server: Headrace, send: Send, path: str, co
 
 
 @pytest.mark.parametrize("ready", ["x", 1, None, [], {}])
-def test_the_index_wants_a_boolean(http_server: Headrace, send: Send, ready: object) -> None:
+def test_the_index_takes_only_a_boolean(http_server: Headrace, send: Send, ready: object) -> None:
     reply = send(http_server, "POST", "/v2/repository/index", {"ready": ready})
     assert (reply.status, reply.error) == (400, "Invalid value for 'ready': expected a boolean")
 
@@ -261,7 +261,7 @@ def test_binary_data_of_a_tensor_without_elements_is_refused(http_server: Headra
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_leaves_in_binary_only(http_server: Headrace, send: Send, datatype: str) -> None:
+def test_half_precision_is_sent_in_binary_only(http_server: Headrace, send: Send, datatype: str) -> None:
     tensor = {"name": "IN", "datatype": datatype, "shape": [2], "parameters": {"binary_data_size": 4}}
     path = f"/v2/models/echo_{datatype.lower()}/infer"
     reply = send(http_server, "POST", path, *binary(body(tensor), bytes(4)))
@@ -339,9 +339,7 @@ def test_nothing_else_is_compressed(http_server: Headrace, send: Send) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "GZIP", "gzip, deflate"])
-def test_other_encodings_are_refused_with_those_that_are_known(
-    http_server: Headrace, send: Send, encoding: str
-) -> None:
+def test_other_encodings_are_refused_with_the_known_ones(http_server: Headrace, send: Send, encoding: str) -> None:
     reply = send(http_server, "POST", INFER, b"x", {"Content-Encoding": encoding})
     assert (reply.status, reply.error) == (501, "Unsupported compression type")
     assert reply.headers["Accept-Encoding"] == "gzip, deflate"

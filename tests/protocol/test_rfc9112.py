@@ -312,7 +312,7 @@ def test_pieces_change_no_answer(server: Headrace, row: Row, step: int) -> None:
 
 
 @pytest.mark.parametrize("sent", [HIDDEN, INFER + CHUNKED + chunks(DATA), HIDDEN * 3], ids=["one", "chunks", "three"])
-def test_a_caller_who_says_no_more_is_answered(http_server: Headrace, sent: bytes) -> None:
+def test_a_client_that_half_closes_is_answered(http_server: Headrace, sent: bytes) -> None:
     """Half-closed behind the last byte of a whole request."""
     with socket.create_connection(("127.0.0.1", http_server.http), timeout=30) as caller:
         caller.sendall(sent)
@@ -321,7 +321,7 @@ def test_a_caller_who_says_no_more_is_answered(http_server: Headrace, sent: byte
             assert statuses(stream.read()) == (200,) * sent.count(b"POST")
 
 
-def test_a_caller_who_waits_is_told_to_go_on(port: tuple[str, int]) -> None:
+def test_a_client_that_expects_100_gets_it(port: tuple[str, int]) -> None:
     with socket.create_connection(("127.0.0.1", port[1]), timeout=30) as caller, caller.makefile("rb") as stream:
         caller.sendall(LIVE + b"Expect: 100-Continue\r\nContent-Length: 3\r\n\r\n")
         assert stream.readline().startswith(b"HTTP/1.1 100 ")

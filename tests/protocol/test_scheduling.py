@@ -76,7 +76,7 @@ def infer_http(server: Headrace, model: str) -> np.ndarray[Any, Any]:
         return answer
 
 
-def test_a_cancelled_call_leaves_its_neighbours_answered(server: Headrace, stub: Any, hold: Hold) -> None:
+def test_a_cancelled_call_does_not_affect_the_rest_of_the_batch(server: Headrace, stub: Any, hold: Hold) -> None:
     execution = hold(stub, "slow")
     calls = [stub.ModelInfer.future(asked("slow")) for _ in range(3)]
     server.wait_until_pending("slow", 3)
@@ -88,14 +88,14 @@ def test_a_cancelled_call_leaves_its_neighbours_answered(server: Headrace, stub:
     server.wait_until_pending("slow", 0)
 
 
-def test_a_cancelled_call_is_answered_to_nobody_though_it_runs(server: Headrace, stub: Any, hold: Hold) -> None:
+def test_a_cancelled_call_gets_no_answer_while_it_runs(server: Headrace, stub: Any, hold: Hold) -> None:
     execution = hold(stub, "slow")
     execution.running.cancel()
     execution.gate.open()
     assert stub.ModelInfer(asked("slow")).model_name == "slow"
 
 
-def test_a_deadline_ends_the_call_and_leaves_the_queue(server: Headrace, stub: Any, hold: Hold) -> None:
+def test_a_call_past_its_deadline_ends_and_is_removed_from_the_queue(server: Headrace, stub: Any, hold: Hold) -> None:
     execution = hold(stub, "slow")
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(asked("slow"), timeout=0.05)
@@ -124,7 +124,7 @@ def send_and_keep(server: Headrace, model: str) -> socket.socket:
     return caller
 
 
-def test_a_caller_who_hangs_up_leaves_the_neighbours_answered(http_server: Headrace, hold: Hold) -> None:
+def test_a_disconnect_does_not_affect_the_rest_of_the_batch(http_server: Headrace, hold: Hold) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel, ThreadPoolExecutor(1) as pool:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
@@ -139,7 +139,7 @@ def test_a_caller_who_hangs_up_leaves_the_neighbours_answered(http_server: Headr
         assert http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED") == cancelled + 1
 
 
-def test_callers_who_hang_up_at_once_are_cancelled(http_server: Headrace, hold: Hold) -> None:
+def test_clients_that_disconnect_at_once_are_cancelled(http_server: Headrace, hold: Hold) -> None:
     """The end of what they say comes with their request, before anything has been begun for it."""
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
         cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
@@ -247,7 +247,7 @@ def test_a_full_queue_refuses_on_a_stream_without_a_final_flag_and_ends_no_strea
     assert all(call.result(30).model_name == "queue" for call in calls)
 
 
-def test_a_client_that_gives_up_in_time_is_told_so(server: Headrace, stub: Any, hold: Hold) -> None:
+def test_a_call_past_its_client_timeout_ends_with_deadline_exceeded(server: Headrace, stub: Any, hold: Hold) -> None:
     """The stock clients' own time-outs are callers who have gone, to the server."""
     execution, x = hold(stub, "slow"), np.ones((1, 4), np.float32)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
@@ -259,7 +259,7 @@ def test_a_client_that_gives_up_in_time_is_told_so(server: Headrace, stub: Any, 
     execution.release()
 
 
-def test_a_model_whose_instance_is_sick_is_not_ready(server: Headrace, gates: Any, stub: Any) -> None:
+def test_a_model_with_an_unhealthy_instance_is_not_ready(server: Headrace, gates: Any, stub: Any) -> None:
     sick = gates["slow"].path / "sick"
     sick.touch()
     try:

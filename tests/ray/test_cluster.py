@@ -115,7 +115,7 @@ def test_each_node_has_a_replica(handle: Any) -> None:
     assert len(replicas("models")) == len(set(replicas("models").values())) == 2
 
 
-def test_the_stock_client_gets_what_the_model_computes_through_rays_proxy(client: triton.InferenceServerClient) -> None:
+def test_the_stock_client_gets_the_models_outputs_through_rays_proxy(client: triton.InferenceServerClient) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("digits")
     assert client.get_model_metadata("digits")["inputs"][0]["name"] == "image"
@@ -147,7 +147,7 @@ def test_a_decoupled_model_streams_to_a_handle_and_over_http(handle: Any) -> Non
     assert times[-1] - times[0] > 0.05, "each is sent when it is there"
 
 
-def test_a_killed_replica_loses_what_it_had_and_nothing_else(handle: Any) -> None:
+def test_a_killed_replica_loses_only_its_own_requests(handle: Any) -> None:
     """Ray starts another one. Who asks again gets an answer."""
     done, failed, lock, stop = [], [], threading.Lock(), threading.Event()
 

@@ -107,7 +107,7 @@ def on_loop(server: Server, work: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
 
 
-def test_agents_are_told_in_order_and_their_directory_lives_as_long_as_the_model(
+def test_agents_are_notified_in_order_and_their_directory_exists_as_long_as_the_model(
     write_model: Any, make_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_model("m", TWO_AGENTS, (1, 2))
@@ -133,7 +133,7 @@ def test_agents_are_told_in_order_and_their_directory_lives_as_long_as_the_model
     assert "repository agent 'second' of model 'm' failed in unload_complete" in caplog.messages
 
 
-def test_a_load_that_fails_later_is_told_and_leaves_nothing(
+def test_agents_are_notified_of_a_later_failure_and_their_files_are_removed(
     write_model: Any, make_server: Callable[..., Server], gated: Any
 ) -> None:
     write_model("m", TWO_AGENTS.replace("identity", "gated"))
@@ -197,7 +197,7 @@ def test_a_directory_that_no_model_may_have_is_refused(
     assert told() == ["first load", "second load", "second load_fail", "first load_fail"]
 
 
-def test_the_config_is_that_of_the_directory_that_agents_leave(
+def test_the_config_is_read_from_the_directory_of_the_last_agent(
     write_model: Any, make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def configured(agent: RepositoryAgent, directory: Path, new_directory: Callable[[], Path]) -> Path:
@@ -223,7 +223,7 @@ def test_the_config_is_that_of_the_directory_that_agents_leave(
         ("frist", "no plugin provides agent 'frist'; did you mean 'first'? installed: first, second"),
     ],
 )
-def test_an_agent_that_is_missing_is_named_with_what_brings_it(
+def test_a_missing_agent_is_named_with_the_package_that_has_it(
     write_model: Any, repository: Path, name: str, text: str
 ) -> None:
     write_model("m", TWO_AGENTS.replace('"second"', f'"{name}"'))
@@ -236,7 +236,9 @@ def test_an_agent_that_is_missing_is_named_with_what_brings_it(
         assert any(problem.startswith("4: ") and text in problem for problem in problems), problems
 
 
-def test_an_inspection_judges_what_the_agents_leave_and_removes_it(write_model: Any, repository: Path) -> None:
+def test_an_inspection_checks_the_directory_of_the_last_agent_and_removes_it(
+    write_model: Any, repository: Path
+) -> None:
     path: Path = write_model("m", TWO_AGENTS)
     (path / "1").rmdir()
     assert inspect(repository) == []
@@ -244,7 +246,7 @@ def test_an_inspection_judges_what_the_agents_leave_and_removes_it(write_model: 
     assert [each for each in First.directories if each != path and each.exists()] == []
 
 
-def test_a_model_that_comes_with_a_request_has_agents_too(
+def test_a_model_from_a_load_request_has_agents_too(
     make_server: Callable[..., Server], caplog: pytest.LogCaptureFixture, wait_until: Callable[..., None]
 ) -> None:
     caplog.set_level(logging.DEBUG)

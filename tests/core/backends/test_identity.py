@@ -32,7 +32,7 @@ def test_as_triton_s_sample_it_sends_parameters_and_counts_bytes(
     assert 'input_byte_size_counter{model="m",version="1"} 48' in page
 
 
-def test_it_does_neither_unless_it_is_told_to(write_model: WriteModel, make_server: Callable[..., Any]) -> None:
+def test_it_does_neither_by_default(write_model: WriteModel, make_server: Callable[..., Any]) -> None:
     write_model("m")
     with make_server() as server:
         assert dict(server.infer("m", {"x": np.ones((1, 1), np.float32)}).parameters) == {}

@@ -14,7 +14,7 @@ def model(tmp_path: Path) -> Model:
     return Model("m", 1, tmp_path / "m" / "1", ModelConfig())
 
 
-def test_a_file_of_the_version_goes_before_that_of_all_versions(model: Model) -> None:
+def test_a_file_of_the_version_takes_precedence_over_that_of_all_versions(model: Model) -> None:
     (model.path.parent / "labels.so").touch()
     assert model.resource_or_above("labels.so").resolve() == model.path.parent / "labels.so"
     (model.path / "labels.so").touch()

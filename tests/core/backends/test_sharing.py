@@ -14,7 +14,7 @@ class Engine:
     """Something that is made once."""
 
 
-def test_one_is_made_for_each_key_however_many_ask_at_once() -> None:
+def test_one_object_is_created_per_key_for_simultaneous_calls() -> None:
     shared, made, together = Shared[str, Engine](), list[Engine](), threading.Barrier(8)
 
     def make() -> Engine:

@@ -103,7 +103,7 @@ def test_entries_take_no_more_memory_than_they_count(make: object) -> None:
     assert taken <= cache.used_bytes <= 2.5 * taken
 
 
-def test_an_entry_keeps_nothing_alive_of_what_it_was_copied_from() -> None:
+def test_an_entry_keeps_no_reference_to_the_original() -> None:
     received = bytearray(1 << 20)
     view = np.frombuffer(received, np.uint8)[10:20]
     strings = BytesTensor(memoryview(received)[:4], (1,))

@@ -60,7 +60,7 @@ class Shelf(ResponseCache):
 
 
 @staged
-async def test_a_remote_cache_is_asked_on_threads_once_for_all_who_ask_the_same() -> None:
+async def test_a_remote_cache_is_called_on_threads_once_for_equal_requests() -> None:
     shelf = Shelf()
     stage = CachedStage(cache=shelf)
     for name in "abc":
@@ -83,7 +83,7 @@ async def test_a_remote_cache_is_asked_on_threads_once_for_all_who_ask_the_same(
 
 
 @staged
-async def test_one_who_leaves_while_the_cache_is_asked_is_not_executed() -> None:
+async def test_a_request_cancelled_during_the_look_up_is_not_executed() -> None:
     shelf = Shelf()
     shelf.gate.clear()
     stage = CachedStage(cache=shelf)
@@ -133,7 +133,7 @@ def test_entry_that_the_model_cannot_return_is_ignored(wrong: CachedResponse) ->
     scene()
 
 
-def test_a_cache_that_is_slow_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_cache_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_calls, "TIMEOUT_S", 0.01)
 
     @staged
@@ -158,7 +158,7 @@ def test_a_cache_that_is_slow_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), SystemExit(3)], ids=["error", "exit"])
-def test_a_dead_cache_costs_one_line_and_comes_back(
+def test_a_dead_cache_costs_one_log_line_and_is_used_again_later(
     error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_calls, "RETRY_S", 0.0)
@@ -193,7 +193,7 @@ def test_a_dead_cache_costs_one_line_and_comes_back(
     ]
 
 
-def test_a_full_cache_goes_on_answering_and_costs_one_line(
+def test_a_full_cache_still_answers_and_costs_one_log_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_calls, "RETRY_S", 0.0)
@@ -233,7 +233,7 @@ def test_a_full_cache_goes_on_answering_and_costs_one_line(
     ]
 
 
-def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_hangs_delays_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_calls, "TIMEOUT_S", 0.01)
     monkeypatch.setattr(remote_calls, "RETRY_S", 0.0)
 

@@ -58,7 +58,7 @@ GGUF: Told = ("llamacpp", "", "")  # the backend finds its name
         ("1/SmolLM2.Q4_1.gguf 1/README.md", GGUF),
     ],
 )
-def test_a_model_file_alone_tells_everything(tmp_path: Path, files: str, wanted: Told) -> None:
+def test_a_model_file_alone_determines_the_config(tmp_path: Path, files: str, wanted: Told) -> None:
     assert told(derived(tmp_path, "", files)) == wanted
 
 
@@ -81,7 +81,7 @@ def test_of_several_files_the_first_in_tritons_order_counts(tmp_path: Path, file
     assert told(derived(tmp_path, "", files)) == wanted
 
 
-def test_only_the_first_directory_by_name_is_looked_into(tmp_path: Path) -> None:
+def test_only_the_first_directory_by_name_is_read(tmp_path: Path) -> None:
     assert told(derived(tmp_path, "", "1/ 2/model.onnx 10/model.py .cache/model.plan", "m.custom"))[0] == "custom"
     assert told(derived(tmp_path, "", "10/model.py 2/model.onnx", "n")) == PYTHON
 
@@ -124,7 +124,7 @@ def test_config_fields_determine_the_backend_without_files(tmp_path: Path, text:
         ('default_model_filename: "net.onnx"', "1/model.py", ("", "", "net.onnx")),
     ],
 )
-def test_the_config_goes_before_the_files(tmp_path: Path, text: str, files: str, wanted: Told) -> None:
+def test_the_config_takes_precedence_over_the_files(tmp_path: Path, text: str, files: str, wanted: Told) -> None:
     assert told(derived(tmp_path, text, files)) == wanted
 
 
@@ -144,7 +144,7 @@ def test_the_config_goes_before_the_files(tmp_path: Path, text: str, files: str,
         ("tensorflow_graphdef", "model.onnx", "tensorflow"),
     ],
 )
-def test_a_platform_and_a_file_that_do_not_go_together_tell_a_backend_as_in_triton(
+def test_a_platform_and_a_file_that_conflict_determine_the_backend_as_in_triton(
     tmp_path: Path, platform: str, filename: str, backend: str
 ) -> None:
     """The expected results were recorded from Triton 2.51."""
@@ -177,7 +177,7 @@ NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, mo
         ("", f"It has no version directory with one of {NAMES}"),
     ],
 )
-def test_a_model_that_tells_no_backend_is_refused(tmp_path: Path, name: str, files: str, found: str) -> None:
+def test_a_model_without_a_backend_is_refused(tmp_path: Path, name: str, files: str, found: str) -> None:
     with pytest.raises(ConfigError) as caught:
         derived(tmp_path, "max_batch_size: 2", files, name)
     assert caught.value.message == (

@@ -91,7 +91,7 @@ def test_options_do_not_change_after_the_start() -> None:
         ServerOptions().http_port = 1  # type: ignore[misc]
 
 
-def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
+def test_metrics_use_the_address_of_http_by_default() -> None:
     assert ServerOptions(http_address="127.0.0.1").metrics_address == "127.0.0.1"
     assert ServerOptions(http_address="127.0.0.1", metrics_address="::1").metrics_address == "::1"
 
@@ -123,7 +123,7 @@ def test_the_table_of_support_is_total() -> None:
     assert set(SUPPORT) == {field.name for field in fields(ServerOptions)}
 
 
-def test_whatever_is_not_built_says_why() -> None:
+def test_an_unsupported_option_is_refused_with_the_reason() -> None:
     assert all(bool(support.reason) == (support.state is not FlagState.BUILT) for support in SUPPORT.values())
 
 

@@ -19,9 +19,7 @@ from headrace.config.options import header_pattern
         (r"\Ax\z", ["X"], ["xx"]),
     ],
 )
-def test_the_pattern_is_re2s_and_case_does_not_count_unless_it_says_so(
-    pattern: str, found: list[str], not_found: list[str]
-) -> None:
+def test_the_pattern_is_re2s_and_ignores_case_by_default(pattern: str, found: list[str], not_found: list[str]) -> None:
     find = header_pattern(pattern)
     assert all(map(find, found))
     assert not any(map(find, not_found))

@@ -61,7 +61,7 @@ def test_size_above_all_buckets_is_refused_with_name_axis_size_and_buckets() -> 
     )
 
 
-def test_outputs_follow_the_first_pad_of_their_variable_axis_unless_it_is_said_which() -> None:
+def test_outputs_follow_the_first_pad_of_their_variable_axis_by_default() -> None:
     assert {name: [(cut.axis, cut.must) for cut in cuts] for name, cuts in rules({"pad": [PAD]}).cuts.items()} == {
         "y": [(0, False)]
     }

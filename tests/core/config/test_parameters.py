@@ -37,7 +37,7 @@ def test_absent_parameters_are_the_defaults() -> None:
     assert parse() == Parameters()
 
 
-def test_values_become_what_the_fields_say() -> None:
+def test_values_are_converted_to_the_types_of_the_fields() -> None:
     found = parse(threads="4", ratio="1e-3", fast="true", mode=" b ", limit="-7")
     assert found == Parameters(threads=4, ratio=0.001, fast=True, mode=" b ", limit=-7)
 
@@ -59,7 +59,7 @@ def test_a_prefix_takes_a_whole_family_under_its_full_names() -> None:
     assert found.session == {"session.a": "1", "session.b.c": "x"}
 
 
-def test_an_unknown_key_is_passed_over_and_told_with_the_known_ones_and_the_nearest() -> None:
+def test_an_unknown_key_is_ignored_and_reported_with_the_known_ones_and_the_nearest() -> None:
     assert parse(thread="4") == parse()
     (problem,) = unknown(Parameters, given_map({"thread": "4"}))
     assert problem.field == "parameters['thread']"
@@ -118,7 +118,7 @@ class Odd:
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "elsewhere"])
-def test_any_model_may_say_how_its_instances_are_isolated(kind: str) -> None:
+def test_isolation_is_a_parameter_of_any_model(kind: str) -> None:
     parameters = given_map({"isolation": kind})
     assert read_isolation(parameters) == kind
     assert parse_parameters(Parameters, parameters) == Parameters()

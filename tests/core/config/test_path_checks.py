@@ -14,7 +14,7 @@ _PARTS = st.lists(st.sampled_from(["a", "b", "..", ".", ""]), min_size=1, max_si
 
 
 @given(_PARTS, st.integers(0, 2))
-def test_a_name_leaves_if_any_part_of_its_way_is_too_high(parts: list[str], levels: int) -> None:
+def test_a_name_leaves_its_directory_if_any_prefix_does(parts: list[str], levels: int) -> None:
     name = "/".join(parts)
     if name.startswith("/"):
         assert why_path_leaves(name, levels) == "it is absolute"
@@ -37,7 +37,7 @@ def test_a_name_leaves_if_any_part_of_its_way_is_too_high(parts: list[str], leve
         ("a..b", ""),
     ],
 )
-def test_the_reason_is_said(name: str, why: str) -> None:
+def test_the_reason_is_returned(name: str, why: str) -> None:
     assert why_path_leaves(name) == why
 
 

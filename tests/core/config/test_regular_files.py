@@ -50,9 +50,7 @@ def test_file_that_is_not_regular_is_refused_without_waiting(special: tuple[Path
 
 
 @pytest.mark.timeout(20)
-def test_a_file_that_becomes_a_fifo_after_it_was_looked_at_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_becomes_a_fifo_after_its_check_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, before = tmp_path / "w", os.stat
     path.write_bytes(b"x")
 

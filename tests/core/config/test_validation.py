@@ -158,7 +158,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(kind: str, tmp_p
     ]
 
 
-def test_a_machine_without_gpus_is_told_so(tmp_path: Path) -> None:
+def test_a_gpu_group_without_gpus_is_refused(tmp_path: Path) -> None:
     config = derived(f'backend: "identity" {IO} instance_group {{ kind: KIND_GPU gpus: 0 }}', tmp_path)
     (problem,) = problems(config, gpus=())
     assert problem.message.endswith("compute compatibility of 6.000000 are: none")

@@ -43,7 +43,7 @@ def test_without_a_group_there_is_one_named_after_the_model_with_the_backends_de
     assert plan("") == [("m_0", Device("cpu")), ("m_1", Device("cpu"))]
 
 
-def test_how_many_there_are_unless_said_may_depend_on_the_config() -> None:
+def test_the_default_number_of_instances_may_depend_on_the_config() -> None:
     class OneOfASequence(OnCpu):
         def cpu_instances(self, config: ModelConfig) -> int:
             return 1 if config.HasField("sequence_batching") else 3
@@ -77,7 +77,7 @@ def test_groups_are_numbered_unless_named_and_passive_ones_make_no_instances() -
     assert plan(text) == [("m_0_0", Device("cpu")), ("own_0", Device("model"))]
 
 
-def test_the_config_then_shows_what_was_chosen() -> None:
+def test_the_config_has_the_chosen_number() -> None:
     config = ModelConfig(name="m")
     fill_groups(config, OnBoth({}), ())
     (group,) = config.instance_group
@@ -90,7 +90,7 @@ class OnGpu(OnCpu):
 
 
 @pytest.mark.parametrize("text", ["", "instance_group { count: 2 }"])
-def test_a_backend_for_gpus_says_that_there_is_none(text: str) -> None:
+def test_a_backend_for_gpus_is_refused_without_a_gpu(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(text, OnGpu)
     assert caught.value.message == ("model m needs a GPU: backend 'gpu-only' runs on gpu, but no GPUs are available")

@@ -23,7 +23,7 @@ class Picky(Instance):
         return {"y": inputs["x"]}
 
 
-def test_a_request_whose_caller_has_gone_is_cancelled_and_no_failure_of_the_backend() -> None:
+def test_a_request_of_a_disconnected_client_is_counted_as_cancelled_and_not_as_failed() -> None:
     runner = runner_for(Picky(), OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True))
     statistics = ModelStatistics()
     recorder = ExecutionRecorder("m_0", statistics.for_instance)

@@ -92,7 +92,7 @@ def noting_thread(made: list[Noting]) -> InstanceThread:
     return InstanceThread("m_0", load, ModelStatistics().for_instance)
 
 
-def test_a_loading_thread_goes_on_as_that_of_its_instance() -> None:
+def test_a_loading_thread_becomes_the_thread_of_its_instance() -> None:
     async def scenario() -> None:
         made = list[Noting]()
         thread, scheduler, loop = noting_thread(made), scheduler_of(ModelStatistics()), asyncio.get_running_loop()
@@ -163,7 +163,7 @@ def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(scenario())
 
 
-def test_an_instance_asks_a_scheduler_that_has_failed_again(
+def test_an_instance_polls_a_scheduler_again_after_its_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(instance_thread, "_RETRY_S", 0.01)
@@ -293,7 +293,7 @@ async def together(kind: type[DirectScheduler] = DirectScheduler) -> AsyncIterat
     assert not [each.name for each in threading.enumerate() if each.name.startswith("headrace-m_0")]
 
 
-def test_a_batch_is_taken_when_the_instance_wants_the_next_one(
+def test_a_batch_is_taken_when_the_instance_is_free(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Together, "permits", threading.Semaphore(1))
@@ -320,7 +320,7 @@ def test_a_batch_is_taken_when_the_instance_wants_the_next_one(
     assert "instance 'm_0' raised an exception in wait_to_take()" in caplog.text
 
 
-def test_an_instance_may_want_one_call_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_may_take_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other threads sleep meanwhile."""
     monkeypatch.setattr(Together, "shares", 1)
 
@@ -393,7 +393,7 @@ def test_an_instance_closes_when_the_last_of_its_calls_has_returned() -> None:
     asyncio.run(scenario())
 
 
-def test_an_instance_that_leaves_runs_all_that_it_was_given() -> None:
+def test_an_instance_that_stops_runs_all_batches_that_it_has() -> None:
     async def scenario() -> None:
         async with together() as scene:
             answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(2)]

@@ -62,7 +62,7 @@ def played() -> Played:
     return Played()
 
 
-def test_short_executions_come_to_the_loop_after_a_window_of_them(played: Played) -> None:
+def test_short_executions_move_to_the_loop_after_a_window_of_them(played: Played) -> None:
     assert not played.run(SHORT_NS, WINDOW - 1)
     assert played.run(SHORT_NS)
     assert played.run(1, 10 * WINDOW)
@@ -72,7 +72,7 @@ def test_longer_ones_never_come(played: Played) -> None:
     assert not played.run(SHORT_NS + 1, 100 * WINDOW)
 
 
-def test_a_quarter_is_enough_to_come_since_the_others_may_have_waited_for_the_interpreter(played: Played) -> None:
+def test_a_quarter_of_short_executions_is_enough_to_move_to_the_loop(played: Played) -> None:
     assert not played.run(BLOCKED_NS, WINDOW - WINDOW // 4 + 1)
     assert not played.run(SHORT_NS, WINDOW // 4 - 1)
     assert not played.run(BLOCKED_NS, WINDOW - WINDOW // 4)
@@ -85,7 +85,7 @@ def test_instance_that_has_blocked_lately_does_not_move_to_the_loop(played: Play
     assert played.run(SHORT_NS, WINDOW)
 
 
-def test_one_long_execution_leaves_the_loop_at_once(played: Played) -> None:
+def test_one_long_execution_moves_the_instance_off_the_loop(played: Played) -> None:
     played.come()
     assert played.run(LONG_NS)
     assert not played.run(LONG_NS + 1)
@@ -104,7 +104,7 @@ def test_execution_of_a_second_after_an_hour_of_short_ones_delays_the_loop_once(
     assert played.run(SHORT_NS, WINDOW)
 
 
-def test_half_a_window_that_is_slow_leaves_the_loop(played: Played) -> None:
+def test_half_a_window_of_slow_executions_moves_the_instance_off_the_loop(played: Played) -> None:
     played.come()
     assert played.run(SLOW_NS + 1, WINDOW // 2)
     assert played.run(1, WINDOW // 2)
@@ -125,7 +125,7 @@ def test_wait_of_a_long_execution_for_a_core_does_not_count(played: Played) -> N
     assert played.loop_time.spent_ns == 3 * WINDOW * SHORT_NS
 
 
-def test_an_execution_that_is_long_without_its_wait_leaves_the_loop(played: Played) -> None:
+def test_an_execution_that_is_long_without_its_wait_moves_the_instance_off_the_loop(played: Played) -> None:
     played.come()
     played.loop_time.waited_ns += SECOND
     assert not played.run(SECOND + LONG_NS + 1)

@@ -74,7 +74,7 @@ def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
     assert told(send) == ([f"{number} goes on" for number in range(100)], 1)
 
 
-def test_a_batch_is_given_out_behind_what_was_sent_before_it() -> None:
+def test_a_batch_is_delivered_after_earlier_answers() -> None:
     one = ticket("a")
 
     def send(sink: LoopSink) -> None:
@@ -84,7 +84,7 @@ def test_a_batch_is_given_out_behind_what_was_sent_before_it() -> None:
     assert told(send)[0] == ["a goes on", "a ends"]
 
 
-def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for() -> None:
+def test_a_batch_does_not_overtake_answers_for_which_a_thread_has_yet_to_wake_the_loop() -> None:
     async def scenario() -> list[str]:
         loop, source = asyncio.get_running_loop(), Told()
         is_waking, may_wake = threading.Event(), threading.Event()
@@ -117,7 +117,7 @@ def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for(
     assert asyncio.run(scenario()) == ["a goes on", "b goes on", "b ends"]
 
 
-def test_a_last_answer_that_was_sent_is_recorded_before_it_is_given_out() -> None:
+def test_a_last_answer_is_recorded_before_it_is_delivered() -> None:
     assert told(lambda sink: sink.send(ticket("a"), None, True))[0] == ["a was late", "a ends"]
 
 
@@ -128,7 +128,7 @@ def test_answer_sent_after_the_loop_has_closed_is_dropped() -> None:
     assert source.all == []
 
 
-def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever() -> None:
+def test_a_response_is_delivered_at_once_to_a_waiting_thread_and_later_by_the_loop() -> None:
     order: list[str] = []
     one, other = ticket("a"), ticket("b")
     one.respond_at_once = lambda response: order.append(f"{response.id} at once")

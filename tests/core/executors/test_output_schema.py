@@ -22,7 +22,7 @@ def request(*outputs: str) -> InferRequest:
     return InferRequest("m", {}, outputs)
 
 
-def test_an_output_that_nobody_asked_for_is_dropped_even_if_the_config_lacks_it() -> None:
+def test_an_output_that_was_not_requested_is_dropped_even_if_the_config_lacks_it() -> None:
     signed = SCHEMA.sign(request("y", "z"), InferResponse({"debug": ONE, "y": ONE}))
     assert list(signed.outputs) == ["y"]
 
@@ -31,7 +31,7 @@ def test_a_requested_output_may_be_absent() -> None:
     assert list(SCHEMA.sign(request("z"), InferResponse({"y": ONE})).outputs) == []
 
 
-def test_a_response_of_unknown_outputs_only_is_an_error_naming_one_and_the_known() -> None:
+def test_a_response_of_unknown_outputs_only_is_an_error_with_one_of_them_and_the_known_names() -> None:
     with pytest.raises(BackendError, match=r"output 'q', but the config has only \['y', 'z'\]"):
         SCHEMA.sign(request("y"), InferResponse({"q": ONE}))
 

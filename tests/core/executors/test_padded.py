@@ -73,21 +73,21 @@ def y(answer: object) -> Any:
     return answer.outputs["y"]
 
 
-def test_inputs_are_filled_with_the_value_and_outputs_cut_to_what_was_sent() -> None:
+def test_inputs_are_padded_with_the_value_and_outputs_cut_to_the_sent_sizes() -> None:
     model, instance = config({"pad": [PAD]}), Records()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), row(3), row(4, 5, 6, 7)))
     assert instance.given[0]["x"].tolist() == [[1, 2, -1, -1], [3, -1, -1, -1], [4, 5, 6, 7]]
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]], [[4, 5, 6, 7]]]
 
 
-def test_a_batch_is_filled_up_to_a_bucket_of_rows_that_nobody_is_answered_with() -> None:
+def test_padding_rows_of_a_batch_are_in_no_answer() -> None:
     model, instance = config({"pad_batch_to": [1, 4, 8]}), Records()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), np.array([[3, 4], [5, 6]], np.float32)))
     assert instance.given[0]["x"].tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3, 4], [5, 6]]]
 
 
-def test_lengths_and_a_mask_tell_the_model_what_is_there() -> None:
+def test_lengths_and_a_mask_mark_the_unpadded_elements() -> None:
     model = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}], "pad_batch_to": [4, 8]})
     instance = Records()
     run_batch(runner(model, instance), sent(model, row(1, 2), np.array([[3], [5]], np.float32)))
@@ -108,7 +108,7 @@ def test_input_that_has_its_size_is_not_copied() -> None:
     st.lists(st.tuples(st.integers(1, 2), st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_each_request_gets_what_it_would_get_alone_and_unpadded(
+def test_each_answer_equals_that_of_the_request_alone_and_unpadded(
     shapes: list[tuple[int, int, int]], fills_rows: bool
 ) -> None:
     text = (X + Y).replace("[-1]", "[-1, -1]")
@@ -134,7 +134,7 @@ def test_an_output_that_does_not_follow_is_left_as_it_is() -> None:
     assert y(answer).tolist() == [[1, 2, -1]]
 
 
-def test_an_output_that_was_said_to_follow_and_does_not_is_the_backends_fault() -> None:
+def test_an_output_that_does_not_follow_its_declared_pad_is_a_backend_error() -> None:
     model = config({"pad": [PAD], "unpad": [{"output": "y", "axis": 0, "input": "x"}]})
     instance = Records(lambda inputs: {"y": inputs["x"][:, :3]})
     (answer,), _ = run_batch(runner(model, instance), sent(model, row(1, 2)))
@@ -197,7 +197,7 @@ class Heard:
         self.said.append((answer, final))
 
 
-def test_a_backend_that_is_given_requests_gets_each_of_them_padded() -> None:
+def test_a_request_instance_gets_each_request_padded() -> None:
     model, instance = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}]}), PerRequest()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), row(3)))
     assert [inputs["x"].tolist() for inputs in instance.given] == [[[1, 2, -1, -1]], [[3, -1, -1, -1]]]
@@ -215,7 +215,7 @@ def test_every_response_of_a_stream_is_cut() -> None:
     assert [(y(response).tolist(), final) for response, final in heard.said] == [([[2, 4]], False), ([[1, 2]], False)]
 
 
-def test_an_answer_that_comes_later_is_cut_and_then_nothing_is_kept() -> None:
+def test_a_late_answer_is_cut_and_its_request_is_freed() -> None:
     model, heard, instance = config({"pad": [PAD]}), Heard(), Later()
     padded = runner(model, instance)
     padded.connect(heard)
@@ -227,7 +227,7 @@ def test_an_answer_that_comes_later_is_cut_and_then_nothing_is_kept() -> None:
     assert vars(padded)["_asked"] == {}
 
 
-def test_a_batch_of_requests_is_filled_up_by_one_more_that_nobody_sent() -> None:
+def test_a_batch_of_requests_is_filled_up_by_a_padding_request() -> None:
     pad = {**PAD, "length": LENGTH, "mask": MASK}
     model, instance = config({"pad": [pad], "pad_batch_to": [1, 4, 8]}), PerRequest()
     tickets = sent(model, row(1, 2), row(3))
@@ -285,7 +285,7 @@ def test_strings_are_filled_with_the_text_and_cut_again(value: Mapping[str, str]
     assert [y(answer).to_objects().tolist() for answer in answers] == [[[b"a", b"bc"]], [[b"d"], [b"e"]]]
 
 
-def test_strings_of_a_backend_that_is_given_requests_are_padded_too() -> None:
+def test_strings_of_a_request_instance_are_padded_too() -> None:
     pad = {"input": "x", "axis": 0, "buckets": [2], "value": "-"}
     model, instance = config({"pad": [pad], "pad_batch_to": [2, 8]}, STRINGS), PerRequest()
     (answer,), _ = run_batch(runner(model, instance), sent(model, strings(["a"])))

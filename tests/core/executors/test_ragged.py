@@ -136,7 +136,7 @@ def test_one_batch_input_may_have_several_names() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=6))
-def test_each_request_gets_back_what_follows_its_own_input_in_its_shape(shapes: list[tuple[int, int, int]]) -> None:
+def test_each_request_gets_the_outputs_of_its_own_input_in_its_shape(shapes: list[tuple[int, int, int]]) -> None:
     model = config(X % "-1, -1" + Y % "-1, -1" + SCATTER, 100)
     requests = of_shapes(*shapes)
     answers, _ = run_batch(runner(model, Records()), sent(model, *requests))
@@ -245,7 +245,7 @@ def test_a_batch_has_a_shape_tensor_once_and_so_has_every_answer() -> None:
         np.testing.assert_array_equal(answer.outputs["z"], w)
 
 
-def test_a_shape_tensor_that_the_backend_does_not_give_is_an_error() -> None:
+def test_a_missing_shape_tensor_of_the_backend_is_an_error() -> None:
     class Forgets(Records):
         def execute(self, inputs: Tensors) -> Tensors:
             return {"y": inputs["x"]}

@@ -70,14 +70,14 @@ def test_a_client_gets_arrays_that_are_copied_once_per_batch() -> None:
     assert instance.copies == [(3, 2), (3, 2)]
 
 
-def test_an_output_that_nobody_wants_is_not_copied() -> None:
+def test_an_output_that_was_not_requested_is_not_copied() -> None:
     instance = OnDevice()
     (answer,), _ = run_batch(runner_for(instance, SCHEMA), [ticket(rows(1), outputs=("z",))])
     assert list(outputs(answer)) == ["z"]
     assert len(instance.copies) == 1
 
 
-def test_an_instance_is_told_if_a_caller_takes_results_on_the_device() -> None:
+def test_results_on_host_is_false_if_a_caller_takes_results_on_the_device() -> None:
     instance = OnDevice()
     runner = runner_for(instance, SCHEMA)
     for on_device, wants in (((None, None), False), ((None, {"y": True}), True), ((None,), False)):
@@ -106,7 +106,7 @@ def test_an_output_for_both_is_copied_once_and_the_copy_waits_with_it() -> None:
     assert len(instance.copies) == 2
 
 
-def test_requests_of_a_batch_get_their_rows_where_each_wants_them() -> None:
+def test_requests_of_a_batch_get_their_rows_on_the_host_or_the_device() -> None:
     instance, tensor = OnDevice(), PlayedDeviceTensor(rows(1))
     batch = [ticket(tensor, {"y": False}, ("y",)), ticket(rows(2, 3), None, ("y",))]
     answers, _ = run_batch(runner_for(instance, SCHEMA), batch)

@@ -166,7 +166,7 @@ def test_an_answer_carries_model_version_and_id_and_only_the_outputs_requested()
     assert (answer.model_name, answer.model_version, answer.id, list(answer.outputs)) == ("m", "3", "7", ["z"])
 
 
-def test_an_answer_after_the_batch_goes_through_the_outlet() -> None:
+def test_an_answer_after_the_batch_is_sent_to_the_sink() -> None:
     calls: list[Call] = []
     runner, seen = runner_of(calls.extend)
     early, late = ticket(), ticket()
@@ -194,7 +194,7 @@ def test_an_answer_to_an_earlier_batch_is_not_taken_for_one_of_this() -> None:
     assert seen.next()[0] is first
 
 
-def test_an_answer_by_another_thread_while_the_batch_is_accepted_goes_through_the_outlet() -> None:
+def test_an_answer_of_another_thread_during_accept_is_sent_to_the_sink() -> None:
     runner, seen = runner_of(lambda calls: on_a_thread(lambda: calls[0].send(response(1))))
     assert list(runner.run([ticket()])[0]) == [LATER]
     assert value(seen.next()[1]) == 1
@@ -277,14 +277,14 @@ def test_nothing_is_refused_as_an_answer_that_is_not_the_last() -> None:
     calls[0].send(None)
 
 
-def test_a_call_that_is_let_go_while_the_batch_is_accepted_is_answered_with_the_batch() -> None:
+def test_a_call_dropped_during_accept_is_answered_with_the_batch() -> None:
     runner, seen = runner_of(lambda calls: calls[0].send(response(1)))
     answers, _ = runner.run([ticket(), ticket()])
     assert str(answers[1]) == "model 'm': the backend gave no last answer"
     assert seen.all.empty()
 
 
-def test_a_call_that_is_let_go_later_is_answered_once() -> None:
+def test_a_call_dropped_later_is_answered_once() -> None:
     calls: list[Call] = []
     runner, seen = runner_of(calls.extend)
     one = ticket()
@@ -297,7 +297,7 @@ def test_a_call_that_is_let_go_later_is_answered_once() -> None:
     assert seen.all.empty()
 
 
-def test_after_the_caller_has_gone_responses_are_dropped_and_the_last_answer_says_so() -> None:
+def test_after_a_disconnect_responses_are_dropped_and_the_last_answer_is_cancelled() -> None:
     calls: list[Call] = []
     runner, seen = runner_of(calls.extend)
     one = ticket("a")
@@ -331,7 +331,7 @@ def stopped(runner: Runner, calls: list[Call], seen: Seen) -> threading.Thread:
 
 
 @pytest.mark.parametrize("has_responded", [False, True])
-def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: bool) -> None:
+def test_a_call_that_the_model_keeps_ends_when_its_client_disconnects(has_responded: bool) -> None:
     calls: list[Call] = []
     runner, seen = runner_of(calls.extend)
     request = ticket("kept")
@@ -347,7 +347,7 @@ def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: 
     assert seen.all.empty()
 
 
-def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once() -> None:
+def test_a_call_cancelled_during_accept_is_answered_once() -> None:
     request = ticket("left")
 
     def leave_and_answer(calls: list[Call]) -> None:
@@ -360,7 +360,7 @@ def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once
     assert seen.all.empty()
 
 
-def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
+def test_an_unread_producer_stops_and_resumes_when_it_is_read() -> None:
     calls: list[Call] = []
     runner, seen = runner_of(calls.extend)
     one = ticket()
@@ -377,7 +377,7 @@ def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
     assert not thread.is_alive()
 
 
-def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
+def test_closing_ends_open_calls_and_releases_a_stopped_producer() -> None:
     calls: list[Call] = []
     runner, seen = runner_of(calls.extend)
     one, answered = ticket("a"), ticket()
@@ -404,7 +404,7 @@ def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
     assert seen.all.empty()
 
 
-def test_of_many_threads_that_end_a_call_one_is_heard() -> None:
+def test_a_call_ended_by_many_threads_is_answered_once() -> None:
     for _ in range(50):
         calls: list[Call] = []
         runner, seen = runner_of(calls.extend)
@@ -427,7 +427,7 @@ def test_of_many_threads_that_end_a_call_one_is_heard() -> None:
         assert seen.all.empty()
 
 
-def test_completing_waits_for_late_answers_and_reads_what_comes_before() -> None:
+def test_completing_waits_for_late_answers_and_reads_earlier_responses() -> None:
     def later(calls: list[Call]) -> None:
         def produce() -> None:
             for number in range(3 * UNREAD):

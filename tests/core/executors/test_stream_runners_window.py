@@ -44,7 +44,7 @@ class Producer:
         return not self._thread.is_alive()
 
 
-def test_a_producer_is_stopped_at_the_limit_and_goes_on_when_half_is_read() -> None:
+def test_a_producer_is_stopped_at_the_limit_and_resumes_when_half_is_read() -> None:
     window = CreditWindow()
     producer = Producer(window, 3 * UNREAD)
     assert producer.is_stopped_at(UNREAD)
@@ -93,7 +93,7 @@ def test_cancelling_the_request_lets_a_stopped_producer_through() -> None:
     assert producer.ends()
 
 
-def test_a_window_over_a_request_that_is_cancelled_already_stops_nobody() -> None:
+def test_a_window_of_a_cancelled_request_does_not_stop_its_producer() -> None:
     ticket = make_ticket()
     ticket.cancel()
     assert Producer(CreditWindow.over(ticket), 10 * UNREAD).ends()

@@ -105,7 +105,7 @@ def test_a_string_file_is_taken_in_wire_form(tmp_path: Path) -> None:
         ('data_type: TYPE_FP32 dims: [2] input_data_file: "../../escape"', "outside"),
     ],
 )
-def test_a_sample_that_cannot_be_made_says_why(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_sample_is_refused_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "short").write_bytes(b"1234567")
     with pytest.raises(HeadraceError) as refusal:

@@ -36,7 +36,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
         ("/tmp", ".../tmp"),
     ],
 )
-def test_a_path_is_told_by_its_last_name(text: str, shown: str) -> None:
+def test_a_path_is_shortened_to_its_last_name(text: str, shown: str) -> None:
     assert without_paths(text) == shown
     assert SECRET not in shown
 
@@ -56,13 +56,13 @@ def test_text_that_is_no_path_of_the_machine_stays(text: str) -> None:
     assert without_paths(text) == text
 
 
-def test_a_verbose_log_lets_answers_say_it_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_verbose_log_keeps_whole_paths_in_answers(caplog: pytest.LogCaptureFixture) -> None:
     text = "failed to stat file /tmp/secret-folder/models"
     caplog.set_level(logging.DEBUG, "headrace")
     assert without_paths(text) == text
 
 
-def test_a_repository_that_is_not_there_is_known_by_its_name() -> None:
+def test_a_missing_repository_is_named_without_its_path() -> None:
     text = "failed to stat file /not-there-7c1/models: no"
     assert without_paths(text) == text
     learn_paths(["/not-there-7c1/models"])

@@ -34,7 +34,7 @@ def test_a_malformed_pattern_is_refused() -> None:
         *("triton_enable_empty_final_response", "Triton_x"),
     ],
 )
-def test_no_header_is_forwarded_as_what_has_a_meaning(name: str) -> None:
+def test_no_header_is_forwarded_as_a_reserved_parameter(name: str) -> None:
     forwarding = HeaderForwarding(".")
     assert forwarding.parameters([("user", "a")]) == {"user": "a"}
     with pytest.raises(InvalidArgument) as refused:

@@ -67,7 +67,7 @@ def test_a_number_of_processes_is_read_or_refused(flag: str, value: str) -> None
         command_line.read_options(["--model-repository=x", f"--{flag}={value}"], {}, [])
 
 
-def test_a_server_that_cannot_be_made_is_told_of_in_one_line(
+def test_a_server_that_cannot_be_created_is_one_line_of_the_log(
     serve: Callable[..., Process], distribute: Callable[[str, str], None]
 ) -> None:
     distribute(
@@ -86,7 +86,7 @@ def test_a_server_that_cannot_be_made_is_told_of_in_one_line(
     assert "Traceback" not in text
 
 
-def test_a_taken_port_of_the_metrics_is_not_said_to_be_that_of_http(serve: Callable[..., Process]) -> None:
+def test_a_used_port_of_the_metrics_is_not_reported_as_that_of_http(serve: Callable[..., Process]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, text = serve("--metrics-address=127.0.0.1", f"--metrics-port={port}").finish()

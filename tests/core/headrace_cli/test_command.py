@@ -86,7 +86,7 @@ def test_a_broken_plugin_is_the_reason_why_its_command_is_missing(headrace: Star
         ("say hello", "command 'say hello': expected small letters, digits and '-', beginning with a letter"),
     ],
 )
-def test_a_command_that_nobody_could_call_breaks_its_plugin(
+def test_a_command_with_an_invalid_name_breaks_its_plugin(
     name: str, reason: str, headrace: Start, distribute: Distribute
 ) -> None:
     distribute("greet", GREET.replace('"greet"', f'"{name}"'))
@@ -97,7 +97,7 @@ def test_a_command_that_nobody_could_call_breaks_its_plugin(
 
 
 @pytest.mark.parametrize("name", ["check", "explain", "load", "unload", "index"])
-def test_a_command_that_is_not_installed_names_what_installs_it(
+def test_a_command_that_is_not_installed_is_refused_with_the_command_that_installs_it(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_core = Plugins.discover(())

@@ -50,7 +50,7 @@ def test_a_flag_may_be_joined_split_or_shortened(words: str) -> None:
     assert read(*words.split()).http_port == 9000
 
 
-def test_the_word_after_a_flag_is_its_value_whatever_it_looks_like() -> None:
+def test_the_word_after_a_flag_is_its_value_even_if_it_looks_like_a_flag() -> None:
     assert read("--id", "--http-port=1").id == "--http-port=1"
 
 
@@ -216,7 +216,7 @@ def test_the_old_and_the_new_cache_flag_exclude_each_other() -> None:
     )
 
 
-def test_a_deprecated_flag_gives_way_and_is_remarked_upon() -> None:
+def test_a_deprecated_flag_is_overridden_with_a_warning() -> None:
     words = [REPOSITORY, "--disable-auto-complete-config", "--strict-model-config=false"]
     options, warnings = read_options(words, {})
     assert options.disable_auto_complete_config
@@ -382,11 +382,11 @@ class Deep(OptionGroup):
         (Deep, "option Deep.a is of type tuple[int, ...], which no flag is read as"),
     ],
 )
-def test_a_group_that_is_none_says_why(kind: type[OptionGroup], reason: str) -> None:
+def test_an_invalid_option_group_is_refused_with_the_reason(kind: type[OptionGroup], reason: str) -> None:
     with pytest.raises(TypeError, match=re.escape(reason)):
         group_flags(kind)
 
 
-def test_the_allow_list_is_known_before_the_rest_is_read() -> None:
+def test_the_allow_list_is_read_before_the_other_flags() -> None:
     assert allowed_plugins(["--colour", "blue", "--plugins=a,b"]) == ("a", "b")
     assert allowed_plugins(["--colour", "blue"]) is None

@@ -91,7 +91,7 @@ def test_flags_and_options_cover_each_other() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS.values(), ids=lambda flag: flag.name)
-def test_the_document_tells_the_default_and_the_state_of_each_flag(flag: Flag) -> None:
+def test_the_document_has_the_default_and_the_state_of_each_flag(flag: Flag) -> None:
     known = usage.default(flag)
     assert documented()[flag.name] == (f"`{known}`" if known else "-", SUPPORT[flag.option].state.value)
 

@@ -159,7 +159,7 @@ assert gc.get_freeze_count() >= before + 5000
 """)
 
 
-def test_memory_that_grows_is_a_reason_to_look_even_at_what_is_frozen() -> None:
+def test_growing_memory_starts_a_collection_of_frozen_objects_too() -> None:
     run("""
 policy.start()
 left, young = frozen_garbage(), weakref.ref(Cycle())
@@ -201,7 +201,7 @@ assert left() is None
 """)
 
 
-def test_memory_that_young_garbage_held_is_no_reason_to_look_at_what_is_frozen() -> None:
+def test_memory_of_young_garbage_starts_no_collection_of_frozen_objects() -> None:
     run("""
 policy.start()
 left = frozen_garbage()
@@ -215,7 +215,7 @@ assert stage.resident == 1 << 30
 """)
 
 
-def test_a_long_collection_freezes_what_it_has_seen_to_live() -> None:
+def test_a_long_collection_freezes_the_objects_that_survive_it() -> None:
     run("""
 class Slow(Stage):
     def clock(self):
@@ -241,7 +241,7 @@ assert looks == ["start", "stop"]
 """)
 
 
-def test_a_server_in_a_program_leaves_the_collector_as_it_is(tmp_path: Path) -> None:
+def test_a_server_in_a_program_does_not_change_the_collector(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(
         'backend: "identity" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [1] }'

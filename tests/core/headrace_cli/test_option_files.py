@@ -45,7 +45,7 @@ def test_a_file_that_can_not_be_read_is_named(
     assert reason in capsys.readouterr().err
 
 
-def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match="cannot be read"):
         with_files([f"@{tmp_path / 'fifo'}"])

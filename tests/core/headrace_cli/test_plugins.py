@@ -79,7 +79,7 @@ def test_a_backends_hardware_is_shown(headrace: Start, distribute: Distribute) -
     assert "backend timid: it has never run on a GPU\n" in text
 
 
-def test_the_table_of_backends_is_what_they_declare(headrace: Start, distribute: Distribute) -> None:
+def test_the_table_of_backends_has_their_declarations(headrace: Start, distribute: Distribute) -> None:
     distribute("timid", ON_GPUS)
     process = headrace("plugins", "--backends")
     rows = process.popen.stdout.read().splitlines()

@@ -45,7 +45,7 @@ def test_repeated_signals_change_nothing(serve: Start) -> None:
     assert log.count("stopping") == 1
 
 
-def test_the_log_tells_models_backends_and_options_as_triton_does(serve: Start) -> None:
+def test_the_log_lists_models_backends_and_options_as_triton_does(serve: Start) -> None:
     server = serve("--id=weir", "--exit-timeout-secs=7")
     server.wait_for("cache_enabled")
     log = "".join(server.seen)
@@ -72,7 +72,7 @@ def test_a_flag_opens_the_ports_after_the_models(serve: Start) -> None:
     assert log.index("successfully loaded 'echo'") < log.index("Started GRPCInferenceService at")
 
 
-def test_a_model_that_has_no_backend_is_told_of_and_served(
+def test_a_model_without_a_backend_is_logged_and_served(
     serve: Start, repository: Path, distribute: Callable[[str, str], None]
 ) -> None:
     distribute(
@@ -220,7 +220,7 @@ def test_a_request_that_does_not_end_costs_the_exit_timeout_and_code_1(slow: Sta
         assert "Server is stopping" in body["error"]
 
 
-def test_flags_without_effect_are_said_in_one_line_each(serve: Start) -> None:
+def test_flags_without_effect_are_logged_in_one_line_each(serve: Start) -> None:
     server = serve("--http-thread-count=3", "--strict-model-config=false")
     server.wait_for(OPTIONS)
     log = "".join(server.seen)
@@ -237,7 +237,7 @@ def test_a_json_log_is_json_from_the_first_line_to_the_last(serve: Start) -> Non
     assert "signal SIGTERM: stopping" in messages
 
 
-def test_the_log_goes_to_the_file_and_why_it_ended_to_stderr_too(
+def test_the_log_is_written_to_the_file_and_the_reason_of_the_exit_to_stderr_too(
     serve: Start, repository: Path, tmp_path: Path
 ) -> None:
     (repository / "echo" / "config.pbtxt").write_text('backend: "nowhere"')

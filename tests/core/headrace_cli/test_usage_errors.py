@@ -43,7 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["plugins", "--jsn=1"], "plugins [options]", "unrecognized option '--jsn'; did you mean '--json'?"),
     ],
 )
-def test_each_command_says_what_it_cannot_read(
+def test_each_command_names_the_word_that_it_cannot_read(
     words: list[str], usage: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, blank, *rest = refused(capsys, *words).splitlines()
@@ -55,7 +55,7 @@ def test_each_command_says_what_it_cannot_read(
 @pytest.mark.parametrize(
     ("flag", "distribution"), [("--audit-log-file", "headrace-logging"), ("--openai-port", "headrace-openai")]
 )
-def test_a_flag_of_a_plugin_that_is_not_installed_names_what_installs_it(
+def test_a_flag_of_a_plugin_that_is_not_installed_is_refused_with_the_command_that_installs_it(
     flag: str, distribution: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_core = Plugins.discover(())
@@ -65,7 +65,7 @@ def test_a_flag_of_a_plugin_that_is_not_installed_names_what_installs_it(
     )
 
 
-def test_a_command_that_there_is_not_leaves_with_the_same_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_exits_with_the_same_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no plugin provides command 'sreve'; did you mean 'serve'?" in refused(capsys, "sreve")
     assert "Usage: headrace <command>" in refused(capsys)
 
@@ -98,7 +98,7 @@ def test_plugins_are_named_by_themselves_or_by_their_distribution(installed: str
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/models", "gs://bucket/models", "as://account/models"])
-def test_a_repository_in_a_cloud_is_named_as_it_was_given(
+def test_a_repository_in_a_cloud_is_named_by_its_url(
     address: str,
 ) -> None:
     with (

@@ -37,7 +37,9 @@ class PlayedLibrary:
         (None, "^there is no CUDA driver$"),
     ],
 )
-def test_a_driver_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch, library: Any, words: str) -> None:
+def test_an_unusable_driver_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, library: Any, words: str
+) -> None:
     def load(name: str) -> Any:
         if library is None:
             raise OSError(f"{name}: cannot open shared object file")

@@ -48,7 +48,7 @@ def described(tensors: Any) -> list[tuple[str, DataType | None, tuple[int, ...]]
 
 
 @pytest.mark.parametrize("rows", [0, 4])
-def test_sequences_have_controls_and_states_behind_what_clients_know(rows: int) -> None:
+def test_controls_and_states_of_sequences_follow_the_inputs_of_clients(rows: int) -> None:
     config, batch = parse(f"max_batch_size: {rows} {IO} {SEQUENCE}"), (-1,) if rows else ()
     assert described(Graph.of_config(config).inputs) == [
         ("x", dtypes.FP32, (*batch, -1, 3)),

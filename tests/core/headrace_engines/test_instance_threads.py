@@ -29,7 +29,7 @@ def test_the_cores_are_divided_among_the_cpu_instances(
 
 
 @pytest.mark.parametrize(("count", "cores", "expected"), [(1, 16, 15), (1, 2, 1), (1, 1, 1), (2, 16, 8), (32, 16, 1)])
-def test_a_single_instance_leaves_a_core_to_the_server(
+def test_a_single_instance_keeps_one_core_free_for_the_server(
     monkeypatch: pytest.MonkeyPatch, count: int, cores: int, expected: int
 ) -> None:
     monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: cores)

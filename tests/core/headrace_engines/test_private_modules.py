@@ -83,12 +83,12 @@ def test_a_module_that_another_model_has_put_on_the_path_is_not_taken(
     assert load_model("a", model="import helper\nSAID = helper.X", helper="X = 'mine'").SAID == "mine"
 
 
-def test_a_file_beside_the_model_hides_neither_python_nor_what_is_reserved(load_model: Load) -> None:
+def test_a_file_beside_the_model_hides_neither_python_nor_reserved_modules(load_model: Load) -> None:
     code = "import json, pytest\nSAID = json.dumps([]), pytest.raises"
     assert ("[]", pytest.raises) == load_model("a", model=code, json="", pytest="").SAID
 
 
-def test_every_module_has_what_its_owner_gives_it(load_model: Load) -> None:
+def test_every_module_has_the_names_that_its_owner_sets(load_model: Load) -> None:
     code = "import helper\nSAID = OWNER, helper.SAID"
     assert [load_model(name, model=code, helper="SAID = OWNER").SAID for name in "ab"] == [("a", "a"), ("b", "b")]
 

@@ -506,7 +506,7 @@ async def test_a_foreign_address_is_named(repository: str) -> None:
 
 
 @asynchronous
-async def test_two_servers_share_a_port_only_when_told_to(repository: str) -> None:
+async def test_two_servers_share_a_port_only_if_the_option_is_set(repository: str) -> None:
     async with serving(repository, reuse_grpc_port=True) as (_, frontend):
         async with serving(repository, grpc_port=frontend.port, reuse_grpc_port=True) as (_, second):
             assert second.port == frontend.port

@@ -63,7 +63,7 @@ def test_an_answer_does_not_wait_for_the_loop(
 
 
 @pytest.mark.parametrize("as_timeout", [False, True])
-def test_a_call_that_an_alarm_interrupts_leaves_the_later_ones_theirs(
+def test_a_call_interrupted_by_an_alarm_does_not_take_the_answers_of_later_ones(
     run_trial: Run, write_callee: Callable[[str], None], as_timeout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", lambda folder, request: sleep(0.06))

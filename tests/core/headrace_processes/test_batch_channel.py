@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("busy_poll", [0, 1_000_000])
-def test_a_process_looks_as_long_as_its_model_says(run_trial: Run, busy_poll: int) -> None:
+def test_a_process_polls_as_long_as_its_model_allows(run_trial: Run, busy_poll: int) -> None:
     model = run_trial(load="count looks", busy_poll_microseconds=busy_poll)
     model.infer()
     sleep(0.01)

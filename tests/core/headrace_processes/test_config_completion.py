@@ -73,7 +73,7 @@ def test_errors_arrive_as_they_were_raised() -> None:
         ("hang", {"start_timeout_s": 1.0, "load_timeout_s": 1.0}, "was not over within 2 s"),
     ],
 )
-def test_a_process_that_ends_or_never_does_is_told_with_its_model(
+def test_a_process_that_exits_early_or_never_is_reported_with_its_model(
     deed: str, bounds: dict[str, float], reason: str
 ) -> None:
     completion = ask(deed, **bounds)

@@ -51,7 +51,7 @@ def exists(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_an_instance_is_told_whether_its_config_was_sent(run_trial: Run, isolation: str) -> None:
+def test_is_sent_is_true_for_a_config_of_a_load_request(run_trial: Run, isolation: str) -> None:
     model = run_trial(isolation=isolation, options={"model_control_mode": "explicit", "load_model": ("m",)})
     note = model.folder / "is_sent"
     assert note.read_text() == "False"
@@ -62,7 +62,7 @@ def test_an_instance_is_told_whether_its_config_was_sent(run_trial: Run, isolati
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_schedulers_hear_how_long_an_execution_took(run_trial: Run, isolation: str) -> None:
+def test_schedulers_get_the_duration_of_an_execution(run_trial: Run, isolation: str) -> None:
     model = run_trial(isolation=isolation)
     occupancy = model.server.served("m")[0].model_queue
     assert occupancy.last_ns == 0
@@ -137,7 +137,7 @@ def test_requests_that_wait_together_are_one_batch_in_the_child(run_trial: Run) 
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
+def test_a_cancelled_request_notifies_its_execution_and_keeps_the_batch_whole(
     run_trial: Run, wait_until: WaitUntil, isolation: str
 ) -> None:
     model = run_trial(rung="deferred", isolation=isolation, config=BATCHING.replace("size: 8", "size: 2"))
@@ -158,7 +158,7 @@ def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_stream_whose_caller_leaves_is_counted_as_cancelled(run_trial: Run, isolation: str) -> None:
+def test_a_stream_of_a_disconnected_client_is_counted_as_cancelled(run_trial: Run, isolation: str) -> None:
     model = run_trial(rung="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }")
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
     stream = model.submit(lambda answer, final: answers.put((answer, final)), count=1_000_000)
@@ -260,7 +260,7 @@ def test_a_model_whose_reader_stops_stops_too(run_trial: Run, wait_until: WaitUn
 # ---------------------------------------------------------------------- large tensors
 
 
-def test_tensors_of_any_size_come_back_as_they_went(run_trial: Run) -> None:
+def test_tensors_of_any_size_are_returned_unchanged(run_trial: Run) -> None:
     model = run_trial(rung="rows")
     for elements in (1, 8191, 8192, 8193, 1 << 20, 1 << 24):  # up to 64 MiB, each way
         x = np.arange(elements, dtype=np.float32)[None]

@@ -48,7 +48,7 @@ class Server:
         return handle
 
 
-def test_updates_wait_for_no_answer_and_go_before_whatever_comes_later() -> None:
+def test_updates_wait_for_no_answer_and_precede_later_messages() -> None:
     server = Server()
     handle = server.metric("gauge")
     server.services.update_metric(handle, "set", 2.5)
@@ -186,7 +186,7 @@ def test_an_answer_that_could_not_be_sent_at_once_is_sent_by_the_loop() -> None:
     assert Asked(at_once=False).answer(at_once=True) == [("by the loop", 5)]
 
 
-def test_an_answer_that_nobody_had_at_once_is_sent_by_the_loop() -> None:
+def test_an_answer_without_a_waiting_thread_is_sent_by_the_loop() -> None:
     assert Asked(at_once=True).answer(at_once=False) == [("by the loop", 5)]
 
 
@@ -197,13 +197,13 @@ def test_answered_request_is_no_longer_cancelled_with_its_child() -> None:
     assert not call.submitted[0].cancelled
 
 
-def test_nothing_is_sent_to_a_child_that_is_gone() -> None:
+def test_nothing_is_sent_to_a_child_that_has_exited() -> None:
     call = Asked(at_once=False)
     call.endpoint.close()
     assert call.answer(at_once=True) == []
 
 
-def test_a_call_of_a_child_that_is_gone_makes_no_metric() -> None:
+def test_a_call_of_a_child_that_has_exited_creates_no_metric() -> None:
     made: list[str] = []
 
     def family(name: str, description: str, kind: MetricKind) -> int:

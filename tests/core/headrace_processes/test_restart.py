@@ -234,7 +234,7 @@ def test_a_load_ends_the_pause_of_an_instance_in_every_mode_although_no_file_cha
 
 
 @pytest.mark.usefixtures("hurried")
-def test_callers_that_ask_for_a_load_at_once_share_it_and_its_error(
+def test_simultaneous_loads_share_one_load_and_its_error(
     run_trial: Run, wait_until: WaitUntil, repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -286,7 +286,7 @@ def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
 
 
 @pytest.mark.usefixtures("hurried")
-def test_an_instance_that_cannot_be_started_pauses_and_comes_back_when_it_can(
+def test_an_instance_that_cannot_be_started_pauses_and_restarts_when_it_can(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = run_trial()
@@ -389,7 +389,7 @@ def test_a_load_that_never_ends_is_ended_and_says_where_it_was(run_trial: Run) -
         pytest.fail(reason)
 
 
-def test_a_load_whose_process_ends_when_it_is_asked_where_it_is_is_too_long_all_the_same(run_trial: Run) -> None:
+def test_a_late_load_whose_process_exits_on_the_traceback_signal_is_reported_as_late(run_trial: Run) -> None:
     """An interpreter that has just been started ends by that question, and its crash report is read and closed then."""
     assert "model instance 'm_0_0' did not load within 0.001 s" in run_trial(load="sleep", load_timeout_s=0.001).reason
 
@@ -403,7 +403,7 @@ def test_a_load_whose_process_ends_when_it_is_asked_where_it_is_is_too_long_all_
         ("hang up", "closed its channel and was killed"),
     ],
 )
-def test_a_load_that_dies_says_how(run_trial: Run, deed: str, how: str) -> None:
+def test_a_load_that_dies_is_reported_with_its_exit(run_trial: Run, deed: str, how: str) -> None:
     reason = run_trial(load=deed).reason
     assert how in reason
     assert not INTERNALS.search(reason), reason
@@ -448,7 +448,7 @@ def descriptors() -> list[str]:
     return sorted(found)
 
 
-def test_deaths_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wait_until: WaitUntil) -> None:
+def test_exits_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wait_until: WaitUntil) -> None:
     shared = set(Path("/dev/shm").iterdir())  # what other programs have there
     model = run_trial()
     refusal(model, "exit")

@@ -35,7 +35,7 @@ def told(*answers: Answer) -> list[InferResponse | HeadraceError]:
 
 
 @pytest.mark.parametrize("answers", [(ONE,), (ONE, None)])
-def test_one_response_is_the_answer_whether_or_not_it_comes_with_the_end(answers: tuple[Answer, ...]) -> None:
+def test_one_response_is_the_answer_with_or_without_the_final_flag(answers: tuple[Answer, ...]) -> None:
     assert told(*answers) == [ONE]
 
 
@@ -47,7 +47,7 @@ def test_any_other_number_of_responses_is_an_error_in_tritons_words(answers: tup
 
 
 @pytest.mark.parametrize("answers", [(FIRST,), (FIRST, None), (ONE, FIRST), (FIRST, ONE), (FIRST, SECOND)])
-def test_the_first_error_goes_before_everything_else(answers: tuple[Answer, ...]) -> None:
+def test_the_first_error_takes_precedence(answers: tuple[Answer, ...]) -> None:
     assert told(*answers) == [FIRST]
 
 

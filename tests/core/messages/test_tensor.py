@@ -84,7 +84,7 @@ def test_arrays_are_stacked_as_numpy_stacks_them(dtype: DataType, order: str, di
 
 
 @pytest.mark.parametrize("data", [b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"])
-def test_malformed_strings_are_refused_when_looked_at(data: bytes) -> None:
+def test_malformed_strings_are_refused_when_read(data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         _ = BytesTensor(data, (1,)).offsets
 

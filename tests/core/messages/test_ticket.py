@@ -25,7 +25,7 @@ def ticket_for(request: InferRequest) -> Ticket:
 
 
 @pytest.mark.parametrize("kind", [InferRequest, ReceivedRequest])
-def test_the_type_checker_refuses_whoever_assigns_to_a_request(kind: type[InferRequest]) -> None:
+def test_the_type_checker_refuses_an_assignment_to_a_request(kind: type[InferRequest]) -> None:
     assert [field.name for field in fields(kind) if not str(field.type).startswith("Final[")] == [
         "_deadline_ns",
         "_sender",
@@ -34,13 +34,13 @@ def test_the_type_checker_refuses_whoever_assigns_to_a_request(kind: type[InferR
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_these_tests_refuse_whoever_assigns_to_a_request(name: str) -> None:
+def test_tests_refuse_an_assignment_to_a_request(name: str) -> None:
     request = InferRequest("m", {})
     with pytest.raises(AttributeError, match="never changes"):
         setattr(request, name, getattr(request, name))
 
 
-def test_an_altered_request_differs_in_what_was_altered_only() -> None:
+def test_an_altered_request_differs_only_in_the_altered_field() -> None:
     fields: dict[str, Any] = {name: object() for name in FIELDS}
     request = InferRequest(**fields)
     for name in ("inputs", "outputs", "parameters"):
@@ -49,7 +49,7 @@ def test_an_altered_request_differs_in_what_was_altered_only() -> None:
         assert {each: getattr(altered, each) for each in FIELDS} == {**fields, name: other, "alike": None}
 
 
-def test_a_request_that_is_executed_knows_whether_it_is_cancelled_and_knows_it_afterwards() -> None:
+def test_a_request_has_its_cancellation_during_and_after_its_execution() -> None:
     left, stayed = ticket_for(InferRequest("m", {})), ticket_for(InferRequest("m", {}))
     assert not left.request.cancelled
     for ticket in (left, stayed):

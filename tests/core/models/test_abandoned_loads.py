@@ -129,7 +129,7 @@ def test_a_load_that_never_ends_holds_up_neither_unload_nor_stop(
     assert why[action] in reason
 
 
-def test_an_unload_says_that_it_waits_for_an_execution_that_never_ends(
+def test_an_unload_logs_that_it_waits_for_an_execution_that_never_ends(
     start: Callable[..., Server],
     stuck: type[Stuck],
     monkeypatch: pytest.MonkeyPatch,
@@ -172,7 +172,7 @@ def test_a_bound_that_is_none_is_refused(
     asyncio.run(scene())
 
 
-def test_the_option_of_the_backend_is_the_bound_of_models_that_say_nothing(
+def test_the_option_of_the_backend_is_the_default_limit_of_its_models(
     start: Callable[..., Server], write_model: Callable[..., Any]
 ) -> None:
     write_model("stuck", CONFIG.replace("load_timeout_seconds", "another").format(timeout_s=1))

@@ -642,7 +642,7 @@ def streamed(client: Any, *models: str, **headers: str) -> list[str]:
     return outcomes
 
 
-def test_a_caller_that_leaves_while_an_interceptor_waits_is_told_to_nobody(serve: Serve, held: threading.Event) -> None:
+def test_a_request_cancelled_while_an_interceptor_waits_is_not_answered(serve: Serve, held: threading.Event) -> None:
     def scenario(ports: Ports) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -659,7 +659,7 @@ def test_a_caller_that_leaves_while_an_interceptor_waits_is_told_to_nobody(serve
     assert [type(outcome.error).__name__ for outcome in Seen.ends] == ["Cancelled"]
 
 
-def test_a_caller_that_leaves_before_its_task_has_started_is_at_its_end(serve: Serve, held: threading.Event) -> None:
+def test_a_request_cancelled_before_its_task_has_started_ends(serve: Serve, held: threading.Event) -> None:
     """In the turn of the event loop in which it came."""
     answers: list[Any] = []
 
@@ -760,7 +760,7 @@ def test_an_interceptor_may_replace_a_request(serve: Serve) -> None:
     Tenant.senders.clear()
 
 
-def test_a_refusal_on_a_stream_is_an_error_of_its_message_and_the_stream_goes_on(serve: Serve) -> None:
+def test_a_refusal_on_a_stream_is_an_error_of_its_message_and_the_stream_continues(serve: Serve) -> None:
     def scenario(ports: Ports) -> None:
         with grpc_client.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
             assert streamed(client, "m", "secret", "m") == ["m", "'secret' is not for you", "m"]
@@ -790,7 +790,7 @@ class Fails(Interceptor):
         raise ZeroDivisionError("a mistake")
 
 
-def test_an_interceptor_that_fails_lets_nothing_pass(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interceptor_that_fails_refuses_everything(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def scenario(ports: Ports) -> None:
         reply = post(ports.http)
         assert (reply.status_code, "a mistake" in reply.text) == (500, False)
@@ -1035,7 +1035,7 @@ def test_a_permitted_request_has_its_sender(serve: Serve, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("no_permits")
-def test_a_permitted_request_that_is_wrong_is_told_so(serve: Serve) -> None:
+def test_an_invalid_permitted_request_is_refused(serve: Serve) -> None:
     def scenario(ports: Ports) -> None:
         assert post(ports.http, authorization="please").status_code == 200
         tensor = {"name": "x", "datatype": "INT32", "shape": [1, 1], "data": [1]}

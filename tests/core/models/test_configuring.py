@@ -32,7 +32,7 @@ from tests.core.conftest import inspect
         ('platform: "ensemble"', "ensemble scheduling must be set for ensemble m whose platform is ensemble"),
     ],
 )
-def test_a_config_that_names_no_backend_is_refused_before_one_is_looked_for(
+def test_a_config_without_a_backend_is_refused_before_the_search_for_one(
     tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
@@ -105,7 +105,7 @@ def reasons(repository: Path, caplog: pytest.LogCaptureFixture, **options: objec
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("versions", [(), (1,)])
-def test_a_mistake_in_a_config_is_told_before_anything_else_is_missing(
+def test_a_mistake_in_a_config_is_reported_before_missing_parts(
     mistake: str, versions: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text, message = MISTAKES[mistake]
@@ -131,7 +131,7 @@ def test_a_mistake_in_a_config_is_told_before_anything_else_is_missing(
         ),
     ],
 )
-def test_a_config_without_a_mistake_is_told_what_is_not_built(
+def test_an_unsupported_field_of_a_valid_config_is_reported(
     text: str, feature: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_a_config_without_a_mistake_is_told_what_is_not_built(
     assert feature in reasons(tmp_path, caplog, plugins=())
 
 
-def test_no_version_is_told_of_a_config_without_a_mistake(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_version_is_reported_for_a_valid_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.pbtxt").write_text(IDENTITY)
     assert "at least one version must be available under the version policy of model 'm'" in reasons(tmp_path, caplog)
@@ -186,7 +186,7 @@ def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_str
         ),
     ],
 )
-def test_the_log_says_where_a_mistake_stands_and_clients_are_told_no_path(
+def test_the_log_has_the_place_of_a_mistake_and_clients_get_no_path(
     text: str, place: str, message: str, versions: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As headrace check does."""

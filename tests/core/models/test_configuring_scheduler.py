@@ -46,7 +46,7 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
-def test_a_scheduler_is_chosen_by_name_and_told_its_parameters(tmp_path: Path) -> None:
+def test_a_scheduler_is_chosen_by_name_and_gets_its_parameters(tmp_path: Path) -> None:
     SAID.clear()
     extra = parameter("scheduler", "several") + parameter("scheduler.most", "3")
     with served(tmp_path, extra) as server:

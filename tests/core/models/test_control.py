@@ -210,7 +210,7 @@ def test_without_explicit_mode_nothing_is_controlled(write_model: Any, make_serv
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
-def test_a_load_that_another_worker_asks_for_leaves_a_healthy_model_alone(
+def test_a_load_from_another_worker_does_not_reload_a_healthy_model(
     write_model: Any, make_server: MakeServer, mode: str
 ) -> None:
     """One server of several has a model whose instance has died, and all are asked to load it."""
@@ -321,9 +321,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], set[int]]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_reload_leaves_versions_alone_that_did_not_change(
-    write_model: Any, explicit: MakeServer, gated: Any, what: str
-) -> None:
+def test_a_reload_keeps_unchanged_versions(write_model: Any, explicit: MakeServer, gated: Any, what: str) -> None:
     folder = write_model("m", ALL, (1, 2))
     do, again = CHANGES[what]
 

@@ -176,7 +176,7 @@ def test_clients_see_what_can_be_loaded(lazy: Callable[[], Server]) -> None:
     run(lazy(), scenario)
 
 
-def test_a_model_that_fails_to_load_leaves_the_server_ready(lazy: Callable[[], Server]) -> None:
+def test_the_server_is_ready_although_a_model_fails_to_load(lazy: Callable[[], Server]) -> None:
     async def scenario(engine: Engine, mode: Lazy) -> None:
         with pytest.raises(Exception, match="wrong"):
             await mode.models.load("wrong")
@@ -206,6 +206,6 @@ def test_a_mode_that_no_plugin_has_is_refused(make_server: Callable[..., Server]
     assert caught.value.message == f'Bad option: "--model-control-mode".\n{text}'
 
 
-def test_a_refusal_says_when_to_try_again() -> None:
+def test_a_refusal_has_the_time_to_retry() -> None:
     assert Unavailable("later", retry_after_s=2).retry_after_s == 2
     assert Unavailable("later").retry_after_s is None

@@ -72,7 +72,7 @@ def change(model: Path) -> None:
 
 
 @pytest.mark.parametrize("dev", [True, False])
-def test_models_come_change_and_go_with_the_repository(
+def test_models_are_loaded_reloaded_and_unloaded_with_the_repository(
     watched: Callable[..., Any], write_model: Any, gated: Any, dev: bool
 ) -> None:
     folder = write_model("m", GATED)
@@ -113,7 +113,7 @@ def test_a_failed_reload_keeps_the_old_version_until_the_next_change(
 
 
 @pytest.mark.parametrize("dev", [True, False])
-def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes(
+def test_a_model_in_two_repositories_is_unloaded_until_one_is_removed(
     dev: bool, watched: Callable[..., Any], write_model: Any, gated: Any, tmp_path: Path
 ) -> None:
     """As in Triton 2.51, which shows the same reason."""
@@ -169,7 +169,7 @@ def test_mode_poll_tries_a_failed_load_again(watched: Callable[..., Any], write_
     run(scenario())
 
 
-def test_mode_poll_says_once_why_a_load_fails_that_is_tried_again(
+def test_mode_poll_logs_the_reason_of_a_repeated_failure_once(
     watched: Callable[..., Any], write_model: Any, gated: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -192,9 +192,7 @@ def test_mode_poll_says_once_why_a_load_fails_that_is_tried_again(
     run(scenario())
 
 
-def test_a_broken_new_model_says_why_and_is_forgotten_when_it_goes(
-    watched: Callable[..., Any], write_model: Any
-) -> None:
+def test_a_broken_new_model_has_a_reason_until_it_is_removed(watched: Callable[..., Any], write_model: Any) -> None:
     async def scenario() -> None:
         async with watched() as server:
             folder = write_model("m", BROKEN)
@@ -210,9 +208,7 @@ def test_a_broken_new_model_says_why_and_is_forgotten_when_it_goes(
     run(scenario())
 
 
-def test_a_version_that_failed_is_forgotten_when_its_model_goes(
-    watched: Callable[..., Any], write_model: Any, gated: Any
-) -> None:
+def test_a_failed_version_is_removed_with_its_model(watched: Callable[..., Any], write_model: Any, gated: Any) -> None:
     gated.failing.add(1)
     folder = write_model("m", GATED)
 

@@ -99,7 +99,7 @@ class Scene:
         self.answer(ticket)
 
 
-def test_a_deadlock_is_refused_in_the_last_of_all_looks_and_not_before() -> None:
+def test_a_deadlock_is_refused_in_the_last_check_and_not_before() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
     assert scene.look(LOOKS - 1) == []
@@ -163,7 +163,7 @@ def test_a_call_is_stopped_when_every_caller_of_the_execution_has_left() -> None
     assert not call.abandoned  # its model waits for the answer
 
 
-def test_an_instance_that_is_dead_may_come_back() -> None:
+def test_a_dead_instance_may_be_restarted() -> None:
     scene = Scene("a", "b")
     scene.models["b"].executors[0].alive = False
     scene.call(scene.begin("a"), "b")
@@ -171,7 +171,7 @@ def test_an_instance_that_is_dead_may_come_back() -> None:
     assert scene.look(LOOKS + 3) == []
 
 
-def test_a_call_for_what_is_no_longer_executed_holds_nothing() -> None:
+def test_a_call_for_a_finished_execution_holds_nothing() -> None:
     scene = Scene("a", "b")
     before = scene.begin("a")
     scene.begin("a")
@@ -232,7 +232,7 @@ def test_a_request_that_is_answered_later_without_a_call_of_its_own_will_be() ->
     assert scene.look(LOOKS + 3) == []
 
 
-def test_the_path_leads_through_those_who_hold_what_is_needed() -> None:
+def test_the_path_leads_through_the_holders_of_the_needed_resources() -> None:
     scene = Scene("a", "b", "c")
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
@@ -244,7 +244,7 @@ Edges = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12, u
 
 
 @given(Edges)
-def test_a_call_is_refused_exactly_if_it_comes_back_and_reaches_no_free_model(edges: list[tuple[int, int]]) -> None:
+def test_a_call_is_refused_exactly_if_it_closes_a_cycle_and_reaches_no_free_model(edges: list[tuple[int, int]]) -> None:
     """One instance each, and the oracle is the transitive closure, by matrix powers."""
     scene = Scene(*"abcde")
     begun = [scene.begin(name) for name in "abcde"]
@@ -270,7 +270,7 @@ def test_call_that_only_waits_behind_a_deadlock_is_not_refused() -> None:
     assert scene.look(LOOKS + 3) == ["c b c"]
 
 
-def test_one_error_is_enough_where_one_lets_the_others_go_on() -> None:
+def test_one_error_breaks_the_deadlock_of_all() -> None:
     scene = Scene("a")
     scene.models["a"].executors.append(Executor())
     scene.call(scene.begin("a", 0), "a", 0)

@@ -106,7 +106,7 @@ def test_how_long_to_stay_awake_has_a_bound(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["on", "off", "auto"])
-def test_the_event_loop_runs_instances_of_models_that_say_so(value: str) -> None:
+def test_the_event_loop_runs_instances_of_models_with_the_parameter(value: str) -> None:
     config = ModelConfig()
     assert parameters.read_event_loop(config.parameters) == "auto"
     config.parameters["event_loop"].string_value = value

@@ -77,7 +77,7 @@ def test_a_kind_that_is_not_installed_is_named_with_those_that_are(models: Calla
     )
 
 
-def test_without_the_plugin_of_processes_a_model_that_asks_for_one_fails(
+def test_a_model_with_a_process_fails_without_the_plugin(
     models: Callable[[str, str], Path], without_processes: None
 ) -> None:
     repository = models("m", CONFIG + WHERE % "process")
@@ -86,7 +86,7 @@ def test_without_the_plugin_of_processes_a_model_that_asks_for_one_fails(
     assert reason(repository, "other") == ""
 
 
-def test_a_backend_that_asks_for_processes_is_refused_without_them(
+def test_a_backend_with_processes_is_refused_without_the_plugin(
     models: Callable[[str, str], Path], without_processes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Identity, "isolation", lambda self, model: Isolation())

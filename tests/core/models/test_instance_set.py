@@ -127,7 +127,7 @@ def test_a_count_of_zero_is_the_default_and_no_change_from_one(play: Any) -> Non
     play(scenario, group(1))
 
 
-def test_groups_may_be_shuffled_and_named_anew(play: Any) -> None:
+def test_groups_may_be_reordered_and_renamed(play: Any) -> None:
     """The steps of Triton's test, with KIND_MODEL where it has GPUs."""
 
     async def scenario(scene: Scene) -> None:
@@ -233,7 +233,7 @@ def test_change_beyond_instances_reloads_everything_or_nothing(play: Any, more: 
     play(scenario, group(4))
 
 
-def test_a_changed_file_loads_all_anew(play: Any, repository: Path) -> None:
+def test_a_changed_file_reloads_everything(play: Any, repository: Path) -> None:
     async def scenario(scene: Scene) -> None:
         (repository / "m" / "1" / "weights").write_text("new")
         assert (await scene.count(6))[0] == 6
@@ -324,7 +324,7 @@ def test_a_version_may_go_while_one_of_its_instances_is_leaving(
     play(scenario, group(2))
 
 
-def test_an_idle_instance_that_was_handed_what_it_did_not_take_leaves_it_to_the_others(play: Any) -> None:
+def test_a_batch_that_a_removed_idle_instance_did_not_take_runs_on_another(play: Any) -> None:
     """Many at once, again and again: none may be left in the queue."""
 
     async def scenario(scene: Scene) -> None:
@@ -359,7 +359,7 @@ class LaterBackend(Backend):
         return Later()
 
 
-def test_an_instance_that_owes_answers_is_closed_when_it_has_given_them(
+def test_an_instance_with_open_calls_is_closed_after_their_answers(
     write_model: Any, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "LEAVING_S", 0.01)
@@ -439,7 +439,7 @@ def choose(name: str) -> str:
     return f'parameters {{ key: "scheduler" value {{ string_value: "{name}" }} }}'
 
 
-def test_a_scheduler_says_when_an_instance_may_go(
+def test_a_scheduler_decides_when_an_instance_may_be_removed(
     scheduled: Any, write_model: Any, gated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "LEAVING_S", 0.01)
@@ -466,9 +466,7 @@ def test_a_scheduler_says_when_an_instance_may_go(
     asyncio.run(asyncio.wait_for(whole(), 90))
 
 
-def test_a_scheduler_that_hears_nothing_of_changes_gets_its_instances_all_anew(
-    scheduled: Any, write_model: Any, gated: Any
-) -> None:
+def test_a_scheduler_without_instances_changed_gets_a_full_reload(scheduled: Any, write_model: Any, gated: Any) -> None:
     async def whole() -> None:
         server = scheduled(model_control_mode="explicit", load_model=("m",))
         scene = Scene(server, write_model, gated, choose("fixed"))

@@ -64,7 +64,7 @@ def test_all_selected_versions_are_served_and_the_latest_answers_by_default(
     run(scenario())
 
 
-def test_a_replaced_version_answers_what_it_has_and_no_request_fails(
+def test_a_replaced_version_answers_its_requests_and_none_fails(
     write_model: Any, make_server: MakeServer, repository: Path, gated: Any
 ) -> None:
     write_model("m", GATED)
@@ -133,7 +133,7 @@ def test_if_one_version_fails_to_load_the_old_ones_stay(
     run(scenario())
 
 
-def test_an_unloaded_model_is_gone_with_reason_and_its_instances_are_closed(
+def test_an_unloaded_model_has_a_reason_and_its_instances_are_closed(
     write_model: Any, make_server: MakeServer, gated: Any
 ) -> None:
     write_model("m", GATED)
@@ -151,7 +151,7 @@ def test_an_unloaded_model_is_gone_with_reason_and_its_instances_are_closed(
     run(scenario())
 
 
-def test_an_unloading_model_answers_what_it_has(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+def test_an_unloading_model_answers_its_requests(write_model: Any, make_server: MakeServer, gated: Any) -> None:
     write_model("m", GATED)
 
     async def scenario() -> None:
@@ -192,7 +192,7 @@ def test_a_model_loaded_again_while_it_unloads_stays_ready(
     run(scenario())
 
 
-def test_a_load_goes_on_when_its_caller_goes_away(
+def test_a_load_continues_if_its_client_disconnects(
     write_model: Any, make_server: MakeServer, repository: Path, gated: Any
 ) -> None:
     write_model("m", GATED)
@@ -324,7 +324,7 @@ def test_a_model_that_does_not_end_is_named_when_the_time_to_stop_is_over_and_no
     assert "'m0' version 1 is still UNLOADING" in caplog.text
 
 
-def test_a_start_up_failure_stops_the_server_unless_told_otherwise(write_model: Any, make_server: MakeServer) -> None:
+def test_a_start_up_failure_stops_the_server_by_default(write_model: Any, make_server: MakeServer) -> None:
     write_model("good")
     write_model("bad", 'backend: "nobody"')
     with pytest.raises(HeadraceError, match="failed to load all models"):
@@ -354,7 +354,7 @@ def test_readiness_follows_the_instances_and_can_be_relaxed(
     assert run(scenario(False))
 
 
-def test_a_duplicate_model_is_not_loaded_and_says_why(write_model: Any, repository: Path, tmp_path: Path) -> None:
+def test_a_duplicate_model_is_not_loaded_and_has_a_reason(write_model: Any, repository: Path, tmp_path: Path) -> None:
     write_model("m")
     (tmp_path / "other" / "m" / "1").mkdir(parents=True)
 

@@ -209,7 +209,7 @@ def test_versions_and_models_share_one_backend(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_load_that_fails_gives_back_all_that_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_releases_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = 'count: 3 kind: KIND_CPU rate_limiter { resources { name: "r" count: 3 } }'
     write(tmp_path, f"instance_group {{ {group} }}")
     monkeypatch.setattr(DoublesBackend, "fails_at", "m_0_2")

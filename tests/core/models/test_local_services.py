@@ -118,7 +118,7 @@ def test_the_instances_of_a_version_load_side_by_side(run: Callable[..., None]) 
     run(scenario, meet, model_load_thread_count=1)
 
 
-def test_when_all_instances_fail_to_load_the_first_says_why(run: Callable[..., None], write_model: Any) -> None:
+def test_the_reason_of_a_failed_load_is_that_of_the_first_instance(run: Callable[..., None], write_model: Any) -> None:
     def fail(services: Services, model: Model) -> None:
         raise ValueError(f"{model.instance_name} is broken")
 
@@ -130,7 +130,7 @@ def test_when_all_instances_fail_to_load_the_first_says_why(run: Callable[..., N
     run(scenario, fail, **{**EXPLICIT, "load_model": ()})
 
 
-def test_the_metrics_of_an_instance_that_fails_to_load_are_gone(run: Callable[..., None]) -> None:
+def test_the_metrics_of_an_instance_that_fails_to_load_are_removed(run: Callable[..., None]) -> None:
     def fail(services: Services, model: Model) -> None:
         services.metric(services.metric_family("loads", "", "counter"), {}, None)
         raise ValueError("no")
@@ -141,7 +141,7 @@ def test_the_metrics_of_an_instance_that_fails_to_load_are_gone(run: Callable[..
     run(scenario, fail, exit_on_error=False)
 
 
-def test_a_model_loads_unloads_and_asks_for_others(run: Callable[..., None]) -> None:
+def test_a_model_loads_unloads_and_checks_others(run: Callable[..., None]) -> None:
     found: list[object] = []
 
     def work(services: Services) -> None:
@@ -248,7 +248,7 @@ def test_models_that_load_each_other_are_refused_with_the_path(run: Callable[...
     ("level", "number"),
     [("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR), ("verbose", logging.DEBUG)],
 )
-def test_a_line_of_a_models_log_shows_where_it_comes_from_on_one_line(
+def test_a_line_of_a_models_log_has_its_source_on_the_same_line(
     run: Callable[..., None], caplog: pytest.LogCaptureFixture, level: LogLevel, number: int
 ) -> None:
     caplog.set_level(logging.DEBUG, "headrace")

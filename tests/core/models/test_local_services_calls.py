@@ -219,7 +219,7 @@ def test_a_circle_of_two_is_refused_with_the_path(serve: Serve) -> None:
     serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, passes_to("a")))
 
 
-def test_two_chains_that_hold_what_the_other_needs_cost_one_error(serve: Serve) -> None:
+def test_two_chains_in_a_deadlock_cost_one_error(serve: Serve) -> None:
     together = threading.Barrier(2)
 
     def crosses_to(target: str) -> Code_:
@@ -260,7 +260,7 @@ def limited(units: int) -> str:
     return CONFIG + f"instance_group {{ kind: KIND_CPU rate_limiter {{ {resources} }} }}"
 
 
-def test_a_call_of_a_model_that_needs_what_its_caller_holds_is_refused(serve: Serve) -> None:
+def test_a_call_that_needs_the_resources_of_its_caller_is_refused(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         assert (await refusal(server, "a")).message == deadlock("b", "a b a")
         assert await ask(server, "b", 3) == 3
@@ -291,7 +291,7 @@ def test_a_call_of_a_model_that_waits_for_somebody_elses_resources_is_answered(s
     serve(scenario, {"rate_limit": "execution_count"}, **models)
 
 
-def test_a_deadlock_that_closes_when_a_third_model_gives_its_resources_back_is_refused(serve: Serve) -> None:
+def test_a_deadlock_that_closes_when_a_third_model_releases_its_resources_is_refused(serve: Serve) -> None:
     """``a`` holds 2 of 4 and asks ``b``, which needs 3; meanwhile ``c`` holds 2 for a while. Nothing else happens."""
     begun, gate = threading.Event(), threading.Event()
 
@@ -316,7 +316,7 @@ def test_a_deadlock_that_closes_when_a_third_model_gives_its_resources_back_is_r
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG.replace("asking", "later")], ids=["at once", "later"])
-def test_a_caller_who_leaves_takes_the_calls_along_that_were_made_for_it(serve: Serve, config: str) -> None:
+def test_calls_are_cancelled_with_the_request_for_which_they_were_made(serve: Serve, config: str) -> None:
     """``d`` has the only instance that ``c`` could be answered by, and holds it as long as the test runs."""
     begun, gate, has_called = threading.Event(), threading.Event(), threading.Event()
     got: list[Given] = []
@@ -447,7 +447,7 @@ def test_a_refusal_is_an_answer_in_tritons_words(serve: Serve, settings: dict[st
     serve(scenario, a=(CONFIG, lambda asking: asking.ask("b", **settings)), b=(CONFIG, identity))
 
 
-def test_an_error_of_the_model_asked_comes_as_it_is(serve: Serve) -> None:
+def test_an_error_of_the_called_model_is_passed_on_unchanged(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         error = await refusal(server, "a")
         assert (error.code, error.message) == (Code.INVALID_ARGUMENT, "no such thing")
@@ -455,7 +455,7 @@ def test_an_error_of_the_model_asked_comes_as_it_is(serve: Serve) -> None:
     serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, lambda asking: InvalidArgument("no such thing")))
 
 
-def test_a_decoupled_model_is_asked_only_by_who_takes_many_responses(serve: Serve) -> None:
+def test_a_decoupled_model_is_called_only_by_callers_of_many_responses(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         assert await ask(server, "ready", 3) == 3
         assert await ask(server, "plain", 3) == 3
@@ -475,7 +475,7 @@ def test_a_decoupled_model_is_asked_only_by_who_takes_many_responses(serve: Serv
     )
 
 
-def test_one_who_no_longer_waits_takes_the_request_out_of_the_queue(serve: Serve) -> None:
+def test_a_cancelled_call_is_removed_from_the_queue(serve: Serve) -> None:
     gate, begun = threading.Event(), threading.Event()
 
     def cancels(asking: Asking) -> Given:
@@ -598,7 +598,7 @@ def test_a_call_ends_with_the_time_of_the_request_for_which_it_was_sent(serve: S
     serve(scenario, a=(CONFIG, passes_row_to("patient")), b=(CONFIG, passes_to("a")), patient=(PATIENT, identity))
 
 
-def test_a_call_that_comes_too_late_is_refused_and_never_queued(serve: Serve) -> None:
+def test_an_expired_call_is_refused_and_never_queued(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         answer = await ask_by(server, "a", -1)
         assert isinstance(answer, HeadraceError)
@@ -638,7 +638,7 @@ def test_a_call_that_is_answered_in_time_is_answered_as_ever(serve: Serve) -> No
     serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, identity))
 
 
-def test_a_call_without_a_timeout_of_its_own_has_what_is_left_of_that_for_which_it_was_sent(serve: Serve) -> None:
+def test_a_call_without_a_timeout_has_the_rest_of_its_callers_timeout(serve: Serve) -> None:
     seen: list[int] = []
 
     def tells(asking: Asking) -> Given:

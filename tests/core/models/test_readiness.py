@@ -48,7 +48,9 @@ def raises() -> bool:
     ("answers", "ready"),
     [([lambda: True] * 3, True), ([lambda: True, lambda: False], False), ([raises, lambda: True], False), ([], True)],
 )
-def test_all_instances_must_say_yes_and_a_raise_is_a_no(answers: list[Callable[[], bool]], ready: bool) -> None:
+def test_a_model_is_ready_if_all_instances_are_and_an_exception_means_not_ready(
+    answers: list[Callable[[], bool]], ready: bool
+) -> None:
     assert run(readiness_of(*map(Asked, answers)).check()) is ready
 
 
@@ -99,7 +101,7 @@ def test_simultaneous_readiness_checks_share_one_result_and_the_next_gets_a_new_
     run(scenario())
 
 
-def test_one_who_leaves_does_not_take_the_answer_from_the_others() -> None:
+def test_a_cancelled_check_does_not_cancel_that_of_others() -> None:
     gate = threading.Event()
     host = Asked(lambda: gate.wait(20))
 
@@ -133,7 +135,7 @@ def test_a_check_that_takes_too_long_is_a_no_and_is_not_started_again(monkeypatc
     run(scenario())
 
 
-def test_each_who_asks_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     host = Asked(lambda: gate.wait(20))
 
@@ -151,7 +153,7 @@ def test_each_who_asks_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatc
     run(scenario())
 
 
-def test_a_check_that_outlives_its_server_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_outlives_its_server_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
     gate = threading.Event()
     problems: list[object] = []

@@ -54,7 +54,7 @@ async def said(caplog: pytest.LogCaptureFixture, pattern: str) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_long_load_is_told_of_again_and_again_with_the_model_that_takes_longest(
+def test_a_long_load_is_logged_repeatedly_with_the_slowest_model(
     write_model: Any, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("fast", "slow"):
@@ -80,7 +80,7 @@ def test_a_long_load_is_told_of_again_and_again_with_the_model_that_takes_longes
     assert not [message for message in after if message.startswith("still loading")]
 
 
-def test_a_load_by_name_is_told_of_too(write_model: Any, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_load_by_name_is_logged_too(write_model: Any, server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with server:
             await asyncio.to_thread(write_model, "slow", CONFIG)
@@ -94,7 +94,7 @@ def test_a_load_by_name_is_told_of_too(write_model: Any, server: Server, caplog:
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_a_model_of_several_versions_is_said_to_be_loaded_once(
+def test_a_model_of_several_versions_is_logged_as_loaded_once(
     write_model: Any, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_model("many", CONFIG + "version_policy { all { } }", (1, 2, 3))

@@ -58,7 +58,7 @@ def records(*names: str) -> Any:
     }
 
 
-def test_a_table_that_is_open_has_what_is_loaded_and_lacks_what_is_unloaded() -> None:
+def test_an_open_table_has_exactly_the_loaded_models() -> None:
     table: Any = ServingTable()
     table.update(records("old"), "old")
     with pytest.raises(Unavailable):
@@ -93,7 +93,7 @@ def test_an_update_changes_the_versions_of_one_model_only() -> None:
 
 @pytest.mark.parametrize("version", ["", "1", 1, "01"])
 @pytest.mark.parametrize("find", ["served", "served_loaded", "resolve", "resolve_loaded"])
-def test_every_way_to_a_model_finds_it_however_its_version_is_written(find: str, version: str | int) -> None:
+def test_a_model_is_found_by_every_form_of_its_version(find: str, version: str | int) -> None:
     table: Any = ServingTable()
     table.update(records("m"), "m")
     table.open()

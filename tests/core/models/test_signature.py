@@ -136,7 +136,7 @@ def test_an_optional_input_may_be_left_out_and_requests_join_only_with_the_same_
     assert without.batch_key != given_.batch_key
 
 
-def test_a_missing_required_input_is_named_though_the_number_of_inputs_is_legal() -> None:
+def test_a_missing_required_input_is_named_even_if_the_number_of_inputs_is_valid() -> None:
     with pytest.raises(InvalidArgument, match=r"between 1 and 2 but got 1 .* required input\(s\) \['x'\]"):
         signature(OPTIONAL).check(ticket(o=x(1, 1)))
 
@@ -214,7 +214,7 @@ def test_a_shape_tensor_has_no_batch_axis_and_joins_only_its_equals() -> None:
         (np.zeros(2, np.int64), "inference input 'shape' data-type is 'INT64', but model 'm' expects 'INT32'"),
     ],
 )
-def test_a_shape_tensor_that_does_not_fit_is_told_without_a_batch_axis(shape: Any, reason: str) -> None:
+def test_an_invalid_shape_tensor_is_reported_without_a_batch_axis(shape: Any, reason: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         signature(SHAPED).check(ticket(x=x(2, 3), shape=shape))
     assert reason in refusal.value.message
@@ -235,7 +235,7 @@ def alike(token: object, **inputs: Any) -> Ticket:
     return make_ticket("m", inputs, alike=token)
 
 
-def test_of_requests_alike_one_is_looked_at() -> None:
+def test_of_equal_layouts_one_request_is_checked() -> None:
     model, token = signature(PLAIN), object()
     first, second, other = alike(token, x=x(2, 3)), alike(token, x=x(2, 3)), alike(object(), x=x(1, 5))
     model.check(first)
@@ -253,7 +253,7 @@ def test_refused_request_is_refused_again_in_the_same_form() -> None:
             model.check(alike(token, x=x(5, 3)))
 
 
-def test_requests_alike_are_looked_at_where_values_count_or_a_shape_is_replaced() -> None:
+def test_requests_of_equal_layouts_are_checked_if_values_count_or_a_shape_is_replaced() -> None:
     shaped, token = signature(SHAPED), object()
     tickets = [alike(token, x=x(2, 3), shape=np.array(values, np.int32)) for values in ([5, 6], [6, 5])]
     for each in tickets:

@@ -124,7 +124,7 @@ def test_an_unexpected_error_keeps_its_cause_and_is_logged(caplog: pytest.LogCap
     assert "unexpected error while loading" in caplog.text
 
 
-def test_an_instance_may_take_four_fifths_of_what_is_left_of_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_may_take_four_fifths_of_the_remaining_exit_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(states, "monotonic", lambda: now[0])
     deadline = ShutdownDeadline(30)

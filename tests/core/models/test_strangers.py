@@ -150,7 +150,7 @@ def test_an_observer_that_raises_it_keeps_no_answer_back(
 
 @pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, GeneratorExit])
 @pytest.mark.parametrize("hook", ["model_loaded", "model_unloaded", "server_stopping"])
-def test_a_hook_that_raises_it_is_logged_and_nobody_minds(
+def test_a_hook_that_raises_it_is_logged_and_the_server_continues(
     server: Server, kind: type[BaseException], hook: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises() -> None:

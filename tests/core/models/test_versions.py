@@ -66,7 +66,9 @@ def test_no_version_left_is_an_error_that_names_the_model() -> None:
         ("1 2", "specific { versions: [7, 9] }", "It has version 1, 2, and its version policy asks for 7, 9"),
     ],
 )
-def test_no_version_left_says_what_there_is_instead(tmp_path: Path, folders: str, text: str, why: str) -> None:
+def test_a_policy_without_a_version_is_refused_with_the_existing_ones(
+    tmp_path: Path, folders: str, text: str, why: str
+) -> None:
     (tmp_path / "model.py").touch()
     for folder in folders.split():
         (tmp_path / folder).mkdir()

@@ -137,7 +137,7 @@ async def test_repeated_request_is_answered_at_once_under_its_own_id() -> None:
 
 
 @staged
-async def test_hits_share_one_array_that_nobody_can_write_into() -> None:
+async def test_hits_share_one_read_only_array() -> None:
     stage = CachedStage()
     stage.send("first")
     await stage.execute()
@@ -162,7 +162,7 @@ async def test_another_input_is_another_question() -> None:
 
 
 @staged
-async def test_a_request_gets_the_outputs_that_it_wants_whatever_others_wanted() -> None:
+async def test_a_request_gets_its_requested_outputs_from_an_entry_with_others() -> None:
     stage = CachedStage()
     for name, outputs in (("y", ["y"]), ("z", ["z"]), ("all", [])):
         stage.send(name, outputs=outputs)
@@ -203,7 +203,7 @@ def test_request_that_bypasses_the_cache_is_executed_and_not_stored(fields: dict
 
 
 @staged
-async def test_a_bypass_that_says_neither_is_refused_and_named() -> None:
+async def test_a_bypass_that_is_no_boolean_is_refused_by_name() -> None:
     stage = CachedStage()
     with pytest.raises(InvalidArgument, match="parameter 'bypass_response_cache' is 'perhaps', expected true or false"):
         stage.send("first", parameters={BYPASS: "perhaps"})
@@ -270,7 +270,7 @@ async def test_equal_requests_in_flight_wait_for_the_first() -> None:
 
 
 @staged
-async def test_one_goes_on_if_the_first_leaves_while_it_waits() -> None:
+async def test_a_follower_becomes_the_leader_if_the_leader_is_cancelled_while_it_waits() -> None:
     stage = CachedStage()
     for name in "abc":
         stage.send(name)
@@ -281,7 +281,7 @@ async def test_one_goes_on_if_the_first_leaves_while_it_waits() -> None:
 
 
 @staged
-async def test_one_goes_on_if_the_first_leaves_while_it_is_executed() -> None:
+async def test_a_follower_becomes_the_leader_if_the_leader_is_cancelled_during_its_execution() -> None:
     stage = CachedStage()
     for name in "abc":
         stage.send(name)
@@ -295,7 +295,7 @@ async def test_one_goes_on_if_the_first_leaves_while_it_is_executed() -> None:
 
 
 @staged
-async def test_one_goes_on_if_the_first_fails_and_then_all_do() -> None:
+async def test_a_follower_becomes_the_leader_if_the_leader_fails_and_then_all_fail() -> None:
     stage = CachedStage()
     for name in "abcd":
         stage.send(name)
@@ -309,7 +309,7 @@ async def test_one_goes_on_if_the_first_fails_and_then_all_do() -> None:
 
 
 @staged
-async def test_one_who_waits_and_leaves_is_told_so_and_disturbs_nobody() -> None:
+async def test_a_cancelled_follower_is_answered_and_the_others_wait_on() -> None:
     stage = CachedStage()
     for name in "abc":
         stage.send(name)
@@ -332,7 +332,7 @@ async def test_urgent_requests_and_calls_of_models_do_not_wait_for_another_reque
 
 
 @staged
-async def test_a_full_queue_refuses_him_who_goes_on_and_the_next_tries() -> None:
+async def test_a_full_queue_refuses_the_new_leader_and_the_next_follower_tries() -> None:
     policy = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     stage = CachedStage(policy, kind=DynamicScheduler)
     stage.send("a")
@@ -352,7 +352,7 @@ async def test_a_full_queue_refuses_him_who_goes_on_and_the_next_tries() -> None
 
 
 @staged
-async def test_a_first_that_is_refused_leaves_nothing_behind() -> None:
+async def test_a_refused_leader_leaves_no_flight_behind() -> None:
     policy = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     stage = CachedStage(policy, kind=DynamicScheduler)
     stage.send("fills", 3.0)
@@ -365,7 +365,7 @@ async def test_a_first_that_is_refused_leaves_nothing_behind() -> None:
 
 
 @staged
-async def test_two_responses_of_one_request_are_kept_for_nobody() -> None:
+async def test_two_responses_of_one_request_are_not_cached() -> None:
     stage = CachedStage()
     ticket = stage.send("a")
     stage.send("b")
@@ -378,7 +378,7 @@ async def test_two_responses_of_one_request_are_kept_for_nobody() -> None:
 
 
 @staged
-async def test_a_response_that_comes_before_the_end_is_kept() -> None:
+async def test_a_response_before_the_final_answer_is_cached() -> None:
     stage = CachedStage()
     ticket = stage.send("a")
     stage.send("b")
@@ -398,7 +398,7 @@ async def test_a_response_that_comes_before_the_end_is_kept() -> None:
 
 
 @staged
-async def test_a_kernel_that_drains_refuses_hits_and_lets_those_who_wait_go_on() -> None:
+async def test_a_draining_queue_refuses_hits_and_executes_waiting_followers() -> None:
     stage = CachedStage()
     stage.send("kept", 9.0)
     await stage.execute()
@@ -464,7 +464,7 @@ async def test_large_request_is_digested_and_copied_by_a_thread_and_cached() -> 
 
 
 @staged
-async def test_one_who_leaves_before_it_is_digested_is_not_executed() -> None:
+async def test_a_request_cancelled_before_it_is_digested_is_not_executed() -> None:
     stage = CachedStage()
     stage.send("a", floats=MANY).cancel()
     assert isinstance(stage.answers["a"][0], Cancelled)
@@ -476,7 +476,7 @@ async def test_one_who_leaves_before_it_is_digested_is_not_executed() -> None:
 
 
 @staged
-async def test_a_response_that_fits_no_cache_is_not_copied_and_those_who_wait_have_it() -> None:
+async def test_a_response_too_large_for_the_cache_is_not_copied_and_its_followers_get_it() -> None:
     stage = CachedStage(size=1000)
     stage.send("a", floats=400)
     stage.send("b", floats=400)

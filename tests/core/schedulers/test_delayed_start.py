@@ -32,7 +32,7 @@ def test_invalid_number_of_requests_is_refused_by_name(name: str, text: str) -> 
         DelayedStart.from_environ({name: text})
 
 
-def test_a_model_does_not_load_where_the_environment_says_no_number(
+def test_a_model_does_not_load_if_the_environment_variable_is_no_number(
     make_server: Callable[..., Server], write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(REQUESTS, "many")

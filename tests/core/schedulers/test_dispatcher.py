@@ -164,7 +164,7 @@ async def test_an_instance_that_waits_for_more_rows_is_left_alone(kind: type[Sch
 
 
 @on_loop
-async def test_a_scheduler_that_asks_again_wakes_those_that_wait_too() -> None:
+async def test_a_scheduler_that_notifies_wakes_waiting_instances_too() -> None:
     source = Source(takes=1)
     dispatcher = made(Different, source)
     source.wake_at = 1000
@@ -196,7 +196,7 @@ async def test_threads_take_batches_themselves_only_if_nothing_forbids_it(
 
 
 @on_loop
-async def test_a_thread_hands_on_what_it_did_not_take() -> None:
+async def test_a_thread_hands_on_the_requests_that_it_did_not_take() -> None:
     first, second = Source(), Source()
     dispatcher = made(Alike, first, second)
     dispatcher.hand_on()
@@ -219,7 +219,7 @@ async def test_executions_at_once_are_those_of_all_instances() -> None:
 
 
 @on_loop
-async def test_outputs_that_only_the_scheduler_wants_are_hidden() -> None:
+async def test_outputs_for_the_scheduler_only_are_hidden() -> None:
     dispatcher = made(Keeps, Source())
     assert dispatcher.kept == {"x", "state"}
     assert dispatcher.hidden == {"state"}

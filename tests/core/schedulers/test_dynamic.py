@@ -114,7 +114,7 @@ async def test_cancelling_twice_or_after_the_answer_changes_nothing() -> None:
 
 
 @on_loop
-async def test_an_expired_request_is_answered_by_the_clock_though_no_instance_is_free() -> None:
+async def test_an_expired_request_is_answered_by_a_timer_while_no_instance_is_free() -> None:
     caller = make("default_queue_policy { default_timeout_microseconds: 1000 }")
     caller.send("a")
     while "a" not in caller.answers:
@@ -154,7 +154,7 @@ async def test_priority_one_overtakes_the_default_level() -> None:
 
 
 @pytest.mark.parametrize(("text", "may"), [("", True), ("preserve_ordering: true", False)])
-def test_only_who_keeps_no_order_may_answer_at_once(text: str, may: bool) -> None:
+def test_only_an_instance_without_preserved_order_answers_at_once(text: str, may: bool) -> None:
     async def scenario() -> None:
         caller = make(text)
         ticket = make_ticket(respond_at_once=lambda response: None)
@@ -193,7 +193,7 @@ async def test_draining_refuses_new_requests_and_waits_for_the_old() -> None:
 
 
 @on_loop
-async def test_closing_answers_what_still_waits_and_ends_the_instances() -> None:
+async def test_closing_answers_waiting_requests_and_ends_the_instances() -> None:
     caller = make()
     caller.send("a")
     caller.scheduler.close()
@@ -202,7 +202,7 @@ async def test_closing_answers_what_still_waits_and_ends_the_instances() -> None
 
 
 @pytest.mark.parametrize("text", ["", "preserve_ordering: true"])
-def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text: str) -> None:
+def test_abandoning_answers_all_requests_and_drops_later_answers(text: str) -> None:
     @on_loop
     async def scenario() -> None:
         caller = make(text, max_batch_size=1)
@@ -232,7 +232,7 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
 
 
 @on_loop
-async def test_a_frontend_that_fails_to_write_does_not_disturb_its_neighbours() -> None:
+async def test_a_frontend_that_fails_to_write_does_not_affect_the_rest_of_the_batch() -> None:
     caller = make()
 
     def fail(answer: Answer, final: bool) -> None:

@@ -28,7 +28,7 @@ def rule(max_rows: int = 8, preferred: Sequence[int] = (), delay_ms: int = 0) ->
     return BatchRule(max_rows, max_rows, frozenset(preferred or (max_rows,)), delay_ms * MS)
 
 
-def test_without_delay_what_is_there_goes_at_once() -> None:
+def test_without_a_delay_the_waiting_requests_run_at_once() -> None:
     assert decide(waiting(1, 1, 1), rule(), 0).requests == 3
 
 
@@ -36,7 +36,7 @@ def test_a_batch_never_exceeds_the_maximum_and_never_splits_a_request() -> None:
     assert decide(waiting(3, 3, 3), rule(), 0).requests == 2
 
 
-def test_the_largest_preferred_prefix_goes_before_the_delay_is_over() -> None:
+def test_the_largest_preferred_prefix_runs_before_the_end_of_the_delay() -> None:
     assert decide(waiting(1, 1, 1, 1, 1), rule(preferred=(2, 4), delay_ms=5), 1).requests == 4
 
 
@@ -48,7 +48,7 @@ def test_with_a_delay_and_no_preferred_size_it_waits_for_the_maximum() -> None:
     assert decide(waiting(1, 2), rule(delay_ms=5), 0) == Decision(0, 5 * MS, 5)
 
 
-def test_after_the_delay_everything_that_waits_goes() -> None:
+def test_after_the_delay_all_waiting_requests_run() -> None:
     assert decide(waiting(1, 1, 1), rule(preferred=(2,), delay_ms=5), 5 * MS).requests == 3
 
 

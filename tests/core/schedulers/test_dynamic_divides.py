@@ -150,7 +150,7 @@ def test_a_gpu_is_not_divided() -> None:
     run_scenario(run)
 
 
-def test_an_instance_that_leaves_last_gets_what_is_there() -> None:
+def test_the_last_remaining_instance_gets_all_requests() -> None:
     async def run() -> None:
         simulator = staged(1)
         (source,) = simulator.model_queue.sources

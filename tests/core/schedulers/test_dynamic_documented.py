@@ -81,7 +81,7 @@ def test_an_instance_that_becomes_available_gets_the_largest_preferred_size_that
         ([(0, 3), (60, 6)], [(60, 8), (160, 1)]),
     ],
 )
-def test_a_batch_below_the_maximum_is_delayed_for_as_long_as_is_said(arrivals: Trace, batches: Trace) -> None:
+def test_a_batch_below_the_maximum_is_delayed_for_the_configured_time(arrivals: Trace, batches: Trace) -> None:
     """``max_queue_delay_microseconds: 100``"""
 
     async def scenario() -> None:
@@ -99,7 +99,7 @@ def test_a_batch_below_the_maximum_is_delayed_for_as_long_as_is_said(arrivals: T
         ([(0, 5), (20, 1)], [(0, 4), (100, 2)]),
     ],
 )
-def test_a_preferred_size_is_sent_at_once_and_what_is_none_is_delayed(arrivals: Trace, batches: Trace) -> None:
+def test_a_preferred_size_runs_at_once_and_any_other_size_is_delayed(arrivals: Trace, batches: Trace) -> None:
     async def scenario() -> None:
         simulator = staged("preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100")
         assert await traced(simulator, arrivals) == batches

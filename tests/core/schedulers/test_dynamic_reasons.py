@@ -41,7 +41,7 @@ async def send(simulator: SchedulerSimulator, *rows: int, key: object = None, **
     return tickets
 
 
-def test_without_a_delay_an_idle_instance_takes_what_is_there() -> None:
+def test_without_a_delay_an_idle_instance_takes_all_waiting_requests() -> None:
     async def run() -> None:
         simulator = staged()
         await send(simulator, 1, 2)
@@ -105,7 +105,7 @@ def test_a_request_of_another_shape_breaks_the_batch(text: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["", "timeout_action: DELAY"])
-def test_a_deadline_is_the_reason_where_those_who_stay_are_a_batch_without_the_one_who_left(action: str) -> None:
+def test_a_deadline_is_the_reason_if_the_rest_is_complete_without_the_expired_request(action: str) -> None:
     policy = f"default_queue_policy {{ {action} default_timeout_microseconds: 60000000 allow_timeout_override: true }}"
 
     async def run() -> None:
@@ -179,7 +179,7 @@ def test_request_cancelled_before_the_batch_is_taken_does_not_count() -> None:
     run_scenario(run)
 
 
-def test_no_more_batches_are_remembered_than_are_said() -> None:
+def test_the_number_of_stored_batches_is_bounded() -> None:
     async def run() -> None:
         simulator = staged(kind=DirectScheduler)
         for _ in range(KEPT + 3):
@@ -202,7 +202,7 @@ class Patient(Scheduler):
         return Batch(waiting, reason="it was time") if len(waiting) == 2 else waiting
 
 
-def test_a_scheduler_may_have_reasons_of_its_own_and_one_that_gives_none_is_heard_too() -> None:
+def test_a_scheduler_may_have_its_own_reasons_or_none() -> None:
     async def run() -> None:
         simulator = staged(kind=Patient)
         await send(simulator, 1, 3)

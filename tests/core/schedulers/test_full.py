@@ -49,7 +49,7 @@ def test_a_policy_is_three_methods_and_four_declarations() -> None:
     }  # fmt: skip
 
 
-def test_the_kernel_has_the_defaults_of_what_a_policy_does_not_say() -> None:
+def test_the_queue_has_defaults_for_members_that_a_policy_lacks() -> None:
     """Among them that a request is rejected when its time is over, and that no request continues anything."""
     got: list[Any] = []
 

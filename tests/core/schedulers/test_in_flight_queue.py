@@ -36,7 +36,7 @@ def test_lower_levels_go_first_and_each_level_in_order_of_arrival() -> None:
     assert names(queue) == ["b", "d", "a", "c"]
 
 
-def test_a_postponed_request_goes_after_the_others_of_its_level_but_before_the_next_level() -> None:
+def test_a_postponed_request_is_last_in_its_level_and_before_the_next_level() -> None:
     queue = RequestQueue()
     late = ticket("late")
     queue.add(late, 1)
@@ -54,7 +54,7 @@ def test_a_request_that_has_left_cannot_be_postponed() -> None:
     assert len(queue) == 0
 
 
-def test_levels_that_nobody_waits_at_cost_nothing() -> None:
+def test_empty_levels_cost_nothing() -> None:
     """Callers choose among 2^64 - 1 levels."""
     queue = RequestQueue()
     waiting = ticket("waiting")

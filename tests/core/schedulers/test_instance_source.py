@@ -191,7 +191,7 @@ def test_a_request_of_a_higher_level_may_complete_a_batch_in_front_of_those_that
 
 
 @pytest.mark.parametrize("kind", [DirectScheduler, DynamicScheduler])
-def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind: type[DynamicScheduler]) -> None:
+def test_a_request_behind_an_expired_one_does_not_wait_for_its_deadline(kind: type[DynamicScheduler]) -> None:
     async def scenario(stage: Played) -> None:
         late, wakeup = stage.send("late", timeout_us=1), Wakeup()
         stage.send("valid")
@@ -213,7 +213,7 @@ def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind:
 
 
 @pytest.mark.parametrize("stays", [0, 1, 3, 5])
-def test_the_loop_runs_what_waits_when_the_thread_comes_until_the_instance_leaves_the_loop(stays: int) -> None:
+def test_the_loop_runs_waiting_requests_until_the_instance_moves_off_it(stays: int) -> None:
     async def scenario() -> None:
         stage = Played("", DirectScheduler, 1)
         here: list[str] = []
@@ -246,7 +246,7 @@ def test_the_loop_runs_what_waits_when_the_thread_comes_until_the_instance_leave
     asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
-def test_the_loop_looks_at_its_sockets_when_batches_have_taken_long_enough() -> None:
+def test_the_loop_polls_its_sockets_after_batches_have_taken_their_share() -> None:
     async def scenario() -> None:
         stage, seen, ended_ns = Played("", DirectScheduler, 1), list[str](), 0
 
@@ -276,7 +276,7 @@ def test_the_loop_looks_at_its_sockets_when_batches_have_taken_long_enough() -> 
     asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
-def test_an_instance_that_stops_polling_leaves_no_timer_and_gives_its_batch_to_another() -> None:
+def test_an_instance_that_stops_polling_cancels_its_timer_and_another_takes_its_batch() -> None:
     """Else the timer of its forming batch would wake an executor that is down."""
 
     async def scenario() -> None:

@@ -101,7 +101,7 @@ def threaded(model_queue: ModelQueue, number: int, instance: Instance, outputs: 
 
 
 @on_loop
-async def test_a_scheduler_of_one_method_serves_and_hears_of_nobody_who_leaves() -> None:
+async def test_a_scheduler_of_one_method_serves_and_is_not_notified_of_cancellations() -> None:
     stage = Stage(First)
     cancelled = stage.send("gone")
     stage.send("a")
@@ -260,7 +260,7 @@ async def test_without_a_wait_a_thread_takes_all_requests_that_arrive_until_it_i
 
 
 @on_loop
-async def test_a_thread_that_leaves_something_hands_it_on_to_the_next() -> None:
+async def test_a_thread_hands_remaining_requests_on_to_the_next() -> None:
     stage, wakeups = Stage(DirectScheduler, 2), [Gated(), Gated()]
     taken = await take_on_threads(stage.model_queue, wakeups)
     stage.send("a")
@@ -293,7 +293,7 @@ async def test_once_something_has_waited_for_more_the_loop_claims_for_threads() 
 
 
 @on_loop
-async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> None:
+async def test_levels_are_served_in_order_and_a_deadline_is_kept_by_the_clock() -> None:
     class Levels(First):
         def submit(self, ticket: Ticket) -> int:
             if ticket.request.timeout_us:
@@ -359,7 +359,7 @@ async def test_scheduler_answers_the_requests_that_it_does_not_queue() -> None:
 
 
 @on_loop
-async def test_abandoning_answers_what_a_scheduler_has_for_itself() -> None:
+async def test_abandoning_answers_the_requests_that_a_scheduler_owns() -> None:
     class Hoarding(First):
         def submit(self, ticket: Ticket) -> int:
             return 0
@@ -414,7 +414,7 @@ class Sums(Instance):
         return {"x": total * 10, "state": total}
 
 
-def test_a_batch_carries_inputs_padding_and_outputs_that_are_nobodys() -> None:
+def test_a_batch_has_added_inputs_padding_and_hidden_outputs() -> None:
     @on_loop
     async def scenario() -> None:
         stage, sums = Stage(Stateful), Sums()
@@ -460,7 +460,7 @@ def test_a_pinned_batch_that_fails_is_not_tried_one_by_one() -> None:
 
 
 @on_loop
-async def test_a_submit_that_raises_leaves_nothing_behind() -> None:
+async def test_a_submit_that_raises_changes_nothing() -> None:
     class Broken(First):
         error: BaseException = Unavailable("full")
 
@@ -533,7 +533,7 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
 
 
 @on_loop
-async def test_a_scheduler_that_gives_out_what_does_not_wait_is_stopped() -> None:
+async def test_a_scheduler_that_returns_a_request_that_does_not_wait_is_stopped() -> None:
     class Twice(First):
         given: tuple[Ticket, ...] = ()
 
@@ -594,7 +594,7 @@ class Counted(DynamicScheduler):
 
 
 @on_loop
-async def test_a_scheduler_that_threads_ask_is_not_asked_while_nothing_waits() -> None:
+async def test_a_scheduler_for_threads_is_not_polled_while_nothing_waits() -> None:
     stage = Stage(Counted)
     assert isinstance(stage.model_queue.scheduler, Counted)
     (source,) = stage.model_queue.sources
@@ -624,7 +624,7 @@ class Asked(DynamicScheduler):
 
 
 @on_loop
-async def test_a_source_that_is_dismissed_while_nothing_waits_is_let_go() -> None:
+async def test_a_source_that_is_dismissed_while_nothing_waits_is_removed() -> None:
     stage = Stage(Asked)
     stage.serve()
     await asyncio.wait_for(stage.model_queue.dismiss(stage.model_queue.sources[0]), 5)
@@ -641,7 +641,7 @@ class Timed(DynamicScheduler):
 
 
 @on_loop
-async def test_a_lone_request_whose_time_is_over_is_left_to_its_timer() -> None:
+async def test_an_expired_lone_request_is_answered_by_its_timer() -> None:
     stage = Stage(Timed)
     ticket, (instance,) = stage.send("a"), stage.model_queue.instances
     before, after = ticket.deadline_ns - 1, ticket.deadline_ns

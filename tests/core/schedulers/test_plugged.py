@@ -306,7 +306,7 @@ LENIENT: dict[str, Any] = {"strict_readiness": False, "exit_on_error": False}
         ),
     ],
 )
-def test_a_scheduler_that_is_not_installed_is_refused_with_what_would_help(
+def test_a_scheduler_that_is_not_installed_is_refused_with_the_command_that_installs_it(
     config: str, reason: str, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(config, "m")
@@ -350,7 +350,7 @@ def test_a_scheduler_checks_its_part_of_a_config_and_the_first_problem_refuses_t
     assert [problem.partition(": ")[2] for problem in found] == problems
 
 
-def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(
+def test_a_plugin_with_a_sequence_batcher_gets_its_models(
     plugin: None, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(f"{IDENTITY} sequence_batching {{ }}", "m")
@@ -477,7 +477,7 @@ def test_an_inspection_finds_nothing_wrong_with_a_model_without_a_backend(
         assert inspect(tmp_path / "models", has_engines=has_engines) == []
 
 
-def test_an_ensemble_that_is_cancelled_cancels_what_it_has_asked_and_one_that_fails_says_why(
+def test_a_cancelled_ensemble_cancels_its_steps_and_a_failing_one_has_the_reason(
     plugin: None, write_model: WriteModel, tmp_path: Path
 ) -> None:
     for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY)):
@@ -507,7 +507,7 @@ def test_a_deadlock_through_a_version_without_instances_is_refused(
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_added_inputs_padding_and_kept_outputs_are_nobodys_but_the_schedulers(
+def test_only_the_scheduler_gets_added_inputs_padding_and_kept_outputs(
     isolation: str, plugin: None, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(STATEFUL % ("true", isolation), "m")

@@ -189,7 +189,7 @@ def test_instances_of_two_models_that_need_the_same_never_run_together() -> None
     run_scenario(scenario)
 
 
-def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
+def test_models_without_shared_resources_do_not_wait_for_each_other() -> None:
     async def scenario() -> None:
         stage = Scene()
         stage.model("a", demand(R=1))
@@ -221,7 +221,7 @@ def test_instance_that_waits_for_one_resource_does_not_delay_instances_that_need
     run_scenario(scenario)
 
 
-def test_there_is_as_much_as_the_neediest_asks_for() -> None:
+def test_the_default_limit_is_the_largest_demand() -> None:
     async def scenario() -> None:
         stage = Scene()
         stage.model("little", *(demand(R=1) for _ in range(4)))
@@ -235,7 +235,7 @@ def test_there_is_as_much_as_the_neediest_asks_for() -> None:
     run_scenario(scenario)
 
 
-def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() -> None:
+def test_resources_are_per_device_unless_global() -> None:
     async def scenario() -> None:
         stage = Scene()
         for device in (0, 1):
@@ -248,7 +248,7 @@ def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() 
     run_scenario(scenario)
 
 
-def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
+def test_requests_cancelled_while_their_model_waits_let_others_run() -> None:
     async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4))
         stage.model("runs", demand(R=2))
@@ -268,7 +268,7 @@ def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
     run_scenario(scenario)
 
 
-def test_an_instance_that_leaves_the_line_is_not_owed_for_what_it_missed() -> None:
+def test_an_instance_that_stops_waiting_is_not_compensated_for_missed_runs() -> None:
     """The instances that ran meanwhile have overtaken it. If it comes back, it waits as if for the first time."""
 
     async def scenario() -> None:
@@ -327,7 +327,7 @@ def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
     run_scenario(scenario)
 
 
-def test_it_is_told_who_has_what_who_waits_for_it_and_which_batches_had_to() -> None:
+def test_the_limiter_reports_used_and_awaited_resources_and_the_batches_that_waited() -> None:
     async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4), RateLimitResource("G", 1))
         stage.model("small", demand(R=1), demand(R=1))
@@ -394,7 +394,7 @@ def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(
     run_scenario(scenario)
 
 
-def test_at_equal_rank_the_better_priority_goes_first_and_not_who_has_waited_longer() -> None:
+def test_at_equal_rank_the_better_priority_runs_first_and_not_the_longer_wait() -> None:
     """With priorities 1 and 2 the second runs once for two of the first at any moment, and never before its turn."""
 
     async def scenario() -> None:
@@ -430,7 +430,7 @@ def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() ->
     run_scenario(scenario)
 
 
-def test_a_newcomer_does_not_starve_those_who_have_run_for_long() -> None:
+def test_a_new_instance_does_not_starve_older_ones() -> None:
     async def scenario() -> None:
         stage = Scene()
         (old,) = stage.model("old", demand(R=1))
@@ -459,7 +459,7 @@ def test_a_newcomer_does_not_starve_those_who_have_run_for_long() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: int) -> None:
+def test_resources_are_never_exceeded_and_all_are_returned(seed: int) -> None:
     """Random needs, arrivals, cancellations, failures, deaths, restarts and removals: never more is taken than there
     is, everybody is answered, and in the end all is free."""
     pick = random.Random(seed)
@@ -572,7 +572,7 @@ class Watched(Instance):
 
 
 @pytest.mark.parametrize(("units", "most"), [(2, 1), (1, 2)])
-def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_is_for(units: int, most: int) -> None:
+def test_threads_run_only_as_many_batches_at_once_as_resources_allow(units: int, most: int) -> None:
     async def scenario() -> None:
         Watched.running = Watched.most = 0
         stage = Scene(RateLimitResource("R", 2))

@@ -21,7 +21,7 @@ R, GLOBAL = Resource("R", 0), Resource("G")
         ((RateLimitResource("G", 3), RateLimitResource("G", 7, 1), RateLimitResource("R", 2)), GLOBAL, 7),
     ],
 )
-def test_the_operator_says_how_much_there_is_or_else_the_neediest_instance(
+def test_the_limit_is_the_operators_or_the_largest_demand(
     limits: tuple[RateLimitResource, ...], resource: Resource, available: int
 ) -> None:
     assert limits_for([ResourceDemand({resource: 2}), ResourceDemand({resource: 1})], limits)[resource] == available

@@ -25,7 +25,7 @@ def limited(units: int) -> str:
         {{ name: "memory" count: {units} }}, {{ name: "license" global: true count: 1 }} ] }} }}"""
 
 
-def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
+def test_explain_and_the_metrics_page_show_used_and_awaited_resources(
     make_server: Callable[..., Server], write_model: WriteModel, gated: type[Gated]
 ) -> None:
     write_model("one", limited(2))

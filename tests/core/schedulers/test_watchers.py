@@ -99,7 +99,7 @@ def test_the_last_answer_frees_the_watchers_without_the_collector() -> None:
         gc.enable()
 
 
-def test_a_refusal_is_shown_to_those_only_who_watched_since() -> None:
+def test_a_refusal_passes_only_the_watchers_that_were_added() -> None:
     """An earlier watcher reports by itself: the request may be submitted again."""
     caller, seen = Caller(), list[str]()
     caller.ticket.watch(noting(seen, "before"))

@@ -58,7 +58,7 @@ def test_a_directory_that_is_one_model_has_the_name_of_its_url(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("what", ["", "1", "config.pbtxt", "labels.txt", "warmup", "warmup/data", "1/weights"])
-def test_a_link_that_leads_out_is_refused_unless_the_flag_says_otherwise(
+def test_a_link_out_of_the_repository_is_refused_without_the_flag(
     what: str,
     repository: Path,
     tmp_path: Path,
@@ -91,7 +91,7 @@ def test_a_link_behind_a_link_that_stays_and_one_that_leads_nowhere_are_refused(
         check_files(model, (), allow_external_links=False)
 
 
-def test_a_neighbour_whose_name_begins_as_the_repository_s_is_outside(repository: Path) -> None:
+def test_a_directory_whose_name_begins_like_the_repository_s_is_outside(repository: Path) -> None:
     model = write(repository / "m")
     beside = repository.with_name(repository.name + "-secret")
     beside.write_text("x")
@@ -138,7 +138,7 @@ def test_links_in_circles_end_and_environments_keep_their_interpreter(repository
     check_files(model, (), allow_external_links=False)
 
 
-def test_an_inspection_says_so_too(repository: Path, tmp_path: Path) -> None:
+def test_an_inspection_reports_the_same(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere")
     (repository / "m").symlink_to(tmp_path / "elsewhere")
     (problem,) = inspect(repository)
@@ -146,7 +146,7 @@ def test_an_inspection_says_so_too(repository: Path, tmp_path: Path) -> None:
     assert inspect(repository, allow_external_links=True) == []
 
 
-def test_the_flag_is_off_unless_given(repository: Path) -> None:
+def test_the_flag_is_off_by_default(repository: Path) -> None:
     assert not ServerOptions(model_repository=(str(repository),)).allow_external_links
     assert local_repositories(repository).scan() == {}
 
@@ -163,7 +163,7 @@ def test_the_flag_is_off_unless_given(repository: Path) -> None:
         ([], False),
     ],
 )
-def test_a_model_is_told_from_a_repository(files: list[str], is_one: bool, tmp_path: Path) -> None:
+def test_a_path_to_a_model_is_recognized_as_no_repository(files: list[str], is_one: bool, tmp_path: Path) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()

@@ -74,7 +74,7 @@ def test_target_of_a_link_counts(model: Path, tmp_path: Path) -> None:
     assert files_below(model) != before
 
 
-def test_a_model_that_is_gone_has_no_files(tmp_path: Path) -> None:
+def test_a_removed_model_has_no_files(tmp_path: Path) -> None:
     assert files_below(tmp_path / "nowhere") == {}
 
 

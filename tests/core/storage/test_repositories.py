@@ -122,7 +122,7 @@ def act(monkeypatch: pytest.MonkeyPatch, fetch: Callable[..., Any]) -> None:
     monkeypatch.setattr(Shelf, "act", staticmethod(fetch), raising=False)
 
 
-def test_a_new_directory_is_private_and_gone_when_its_last_user_has_given_it_back(
+def test_a_new_directory_is_private_and_removed_by_its_last_user(
     shelf: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act(monkeypatch, written)
@@ -138,7 +138,7 @@ def test_a_new_directory_is_private_and_gone_when_its_last_user_has_given_it_bac
     assert left(tmp_path) == []
 
 
-def test_a_directory_of_the_storage_is_given_back_to_it(
+def test_a_directory_of_the_storage_is_returned_to_it(
     shelf: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own"
@@ -187,7 +187,7 @@ def test_failed_fetch_is_an_error_that_leaves_no_files(
 
 
 @pytest.mark.parametrize("path", ["../m2/a", "/etc/passwd", "1/../../a", "1//a", "./a", "a\0", "", ".."])
-def test_a_path_that_leaves_the_model_is_the_storages_fault(
+def test_a_path_out_of_the_model_is_an_error_of_the_storage(
     shelf: Entry, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(Shelf, "files", {path: 0})

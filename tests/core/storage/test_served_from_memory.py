@@ -92,7 +92,7 @@ def test_each_version_has_a_directory_with_its_files_and_those_that_all_share(tm
     assert left(tmp_path) == []
 
 
-def test_only_the_version_that_has_changed_is_fetched_and_its_old_directory_goes(tmp_path: Path) -> None:
+def test_only_the_changed_version_is_fetched_and_its_old_directory_removed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serve(model_control_mode="explicit", load_model=("m",)) as server:
             one, two = sorted(server.served("m"), key=lambda model: model.version)

@@ -93,7 +93,7 @@ def test_a_directory_that_somebody_else_could_have_prepared_is_not_used(temporar
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "\ud800"])
-def test_a_name_that_no_directory_can_have_is_refused_and_leaves_nothing(name: str, temporary: Path) -> None:
+def test_an_impossible_directory_name_is_refused_and_leaves_no_files(name: str, temporary: Path) -> None:
     scratch = TemporaryDirectories()
     with pytest.raises(InvalidArgument, match="no directory can be called"):
         scratch.make(name)

@@ -91,7 +91,7 @@ def test_the_time_of_creation_is_not_on_the_page_unless_a_model_has_a_metric_of_
     assert page(metrics).endswith("files_created 7\n")
 
 
-def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_up(metrics: CustomMetrics) -> None:
+def test_equal_names_and_labels_are_one_metric_until_the_last_instance_releases_it(metrics: CustomMetrics) -> None:
     one, other = InstanceMetrics(metrics), InstanceMetrics(metrics)
     mine = one.metric(one.family("c", "first", "counter"), {"a": "1", "b": "2"}, None)
     theirs = other.metric(other.family("c", "second", "counter"), {"b": "2", "a": "1"}, None)
@@ -105,7 +105,7 @@ def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_
     assert page(metrics) == ""
 
 
-def test_a_metric_that_comes_back_begins_anew(metrics: CustomMetrics) -> None:
+def test_a_metric_that_is_created_again_starts_at_zero(metrics: CustomMetrics) -> None:
     instance = InstanceMetrics(metrics)
     metric = instance.metric(instance.family("c", "", "counter"), {}, None)
     instance.update(metric, "increment", 5)
@@ -227,7 +227,7 @@ def test_a_histogram_has_no_one_value(metrics: CustomMetrics) -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
-def test_a_counter_never_goes_back(metrics: CustomMetrics, value: float) -> None:
+def test_a_counter_never_decreases(metrics: CustomMetrics, value: float) -> None:
     counter = metrics.metric(metrics.family("c", "", "counter"), {}, None)
     counter.update("increment", 2)
     with pytest.raises(InvalidArgument) as caught:
@@ -269,7 +269,7 @@ def run_together(work: Callable[[], None], number: int) -> None:
         thread.join(60)
 
 
-def test_a_finalizer_may_give_up_a_metric_in_the_middle_of_any_call(
+def test_a_finalizer_may_release_a_metric_in_the_middle_of_any_call(
     metrics: CustomMetrics, interrupted: Interrupted
 ) -> None:
     instance = InstanceMetrics(metrics)

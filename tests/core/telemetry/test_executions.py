@@ -103,7 +103,7 @@ def test_any_number_of_batches_adds_up_to_the_plain_sum(seed: int) -> None:
     plain.assert_equal(counter.total())
 
 
-def test_failures_and_callers_who_left_are_counted_apart() -> None:
+def test_failed_and_cancelled_requests_are_counted_separately() -> None:
     counter, times = ExecutionCounter(), BatchTimes(100, 200, 300, 400)
     counter.record([], [make_ticket(arrival_ns=50), make_ticket(arrival_ns=60)], times)
     counter.record_cancelled([make_ticket(arrival_ns=70)], times)

@@ -73,7 +73,9 @@ def test_names_that_callers_choose_take_no_memory(pace: LogRateLimit, lines: Cal
     assert len(lines()) <= 257 + BURST
 
 
-def test_the_count_comes_by_itself_on_the_loop(lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_is_logged_by_a_timer_on_the_loop(
+    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         counted = asyncio.Event()
 
@@ -91,7 +93,7 @@ def test_the_count_comes_by_itself_on_the_loop(lines: Callable[[], list[str]], m
     assert lines()[-1].startswith("3 more lines like this were left out: bad request")
 
 
-def test_the_count_comes_by_itself_in_a_thread(
+def test_the_count_is_logged_by_a_timer_in_a_thread(
     lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(log, "filters", [LogRateLimit(window_s=0.05)])
@@ -129,7 +131,9 @@ def test_a_logger_gets_one_rate_limit() -> None:
     assert len([each for each in first.filters if isinstance(each, LogRateLimit)]) == 1
 
 
-def test_the_end_of_the_log_counts_what_was_left_out(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_the_end_of_the_log_has_the_counts_of_suppressed_records(
+    pace: LogRateLimit, lines: Callable[[], list[str]]
+) -> None:
     complain(BURST + 7)
     log_limits.flush()
     assert any(line.startswith("7 more lines") for line in lines())

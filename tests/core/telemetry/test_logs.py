@@ -163,7 +163,7 @@ def test_the_file_is_appended_to(path: Path) -> None:
     assert path.read_text().startswith("before\nI")
 
 
-def test_logging_is_given_back_as_it_was(path: Path) -> None:
+def test_logging_is_restored(path: Path) -> None:
     root = logging.getLogger()
 
     def state() -> list[object]:
@@ -251,7 +251,7 @@ class Ill:
 
 
 @pytest.mark.parametrize("form", ["default", "json"])
-def test_a_record_that_cannot_be_formatted_is_one_line_all_the_same(
+def test_a_record_that_cannot_be_formatted_is_still_one_line(
     path: Path, form: LogFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
@@ -266,7 +266,7 @@ def test_a_record_that_cannot_be_formatted_is_one_line_all_the_same(
     assert "next" in third
 
 
-def test_a_full_disk_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_loses_only_log_lines(capfd: pytest.CaptureFixture[str]) -> None:
     before = LogOutput.lost
     opened = Log(LogSettings(file="/dev/full"), {})
     for _ in range(3):

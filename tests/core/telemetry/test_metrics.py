@@ -145,7 +145,7 @@ def test_a_duration_is_counted_in_the_bucket_whose_bound_it_does_not_exceed(mode
     assert (at["128"], at["256"], at["512"]) == (0, 1, 2)  # 165 us and 265 us
 
 
-def test_unloaded_model_leaves_the_page(model: Model) -> None:
+def test_unloaded_model_is_removed_from_the_page(model: Model) -> None:
     models = [model]
     collector = ModelCollector(lambda: models, MetricsSettings())
     assert "simple" in text_format.text(collector.collect())
@@ -159,7 +159,7 @@ def test_latency_counters_can_be_turned_off_and_the_others_still_count(model: Mo
     assert found["nv_inference_request_success"] == 2
 
 
-def test_histograms_can_be_turned_off_and_nothing_else_leaves_the_page(model: Model) -> None:
+def test_turning_off_histograms_removes_nothing_else_from_the_page(model: Model) -> None:
     all_of_it, found = parse(page(model)), parse(page(model, settings=MetricsSettings(histograms=False)))
     assert sorted(set(all_of_it) - set(found)) == [
         "nv_inference_batch_size_histogram",

@@ -35,7 +35,7 @@ def test_count_and_sum_are_exact_and_weighted() -> None:
     assert (summary.count, summary.total_us) == (4, 37)
 
 
-def test_quantiles_forget_what_is_older_than_the_window_but_count_and_sum_do_not() -> None:
+def test_quantiles_cover_the_window_but_count_and_sum_everything() -> None:
     summary = Summary()
     summary.record(1000, 0)
     summary.record(10, WINDOW_S * SECOND)

@@ -71,7 +71,7 @@ def test_operation_open_without_a_flag_is_named_and_the_server_does_not_start(
     assert all(text in record.message for text in texts), record.message
 
 
-def test_an_interceptor_that_does_not_say_whom_it_lets_pass_closes_nothing(
+def test_an_interceptor_without_who_may_closes_nothing(
     models: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RestrictedApis, "who_may", Interceptor.who_may)
@@ -80,7 +80,7 @@ def test_an_interceptor_that_does_not_say_whom_it_lets_pass_closes_nothing(
     assert ": anybody whom 'restricted-apis' lets pass; give " in caplog.text
 
 
-def test_a_frontend_of_which_nothing_is_known_counts_as_open(models: str) -> None:
+def test_an_unknown_frontend_counts_as_open(models: str) -> None:
     review = SecurityReview(composed(models, PUBLIC, *TLS, *HEADERS)[0])
     review.unknown.append("lines")
     assert [str(each) for each in review.exposures() if each.is_open] == ["lines: a protocol of its own: not reviewed"]
@@ -101,7 +101,7 @@ def test_a_frontend_of_which_nothing_is_known_counts_as_open(models: str) -> Non
         ),
     ],
 )
-def test_a_flag_wins_and_a_warning_tells_what_it_opens(
+def test_a_flag_overrides_the_profile_with_a_warning_about_the_operations_it_opens(
     models: str, flags: list[str], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     enforce(*composed(models, PUBLIC, *TLS, *HEADERS, *flags))

@@ -81,7 +81,7 @@ def test_counts_stay_when_all_servers_have_exited() -> None:
     assert values(sums) == [4]
 
 
-def test_a_counter_that_falls_has_begun_anew() -> None:
+def test_a_counter_that_falls_has_restarted() -> None:
     """Its model has been loaded again, in one server and not yet in the other."""
     sums = MetricSums()
     sums.read(0, [family(100)])
@@ -90,7 +90,7 @@ def test_a_counter_that_falls_has_begun_anew() -> None:
     assert values(sums) == [202]
 
 
-def test_a_histogram_begins_anew_as_a_whole() -> None:
+def test_a_histogram_restarts_as_a_whole() -> None:
     sums = MetricSums()
     sums.read(0, [histogram(2, 100)])
     sums.read(0, [histogram(2, 3)])
@@ -139,7 +139,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["count", "read", 
 
 
 @given(STEPS)
-def test_the_sum_is_what_was_counted_until_each_was_last_asked_and_never_falls(
+def test_the_sum_has_the_last_measurement_of_each_server_and_never_falls(
     steps: Sequence[tuple[int, str, int]],
 ) -> None:
     """Against a simulation that knows which count each server's life has had."""

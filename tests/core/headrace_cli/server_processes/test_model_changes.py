@@ -47,7 +47,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 A, B, GONE = write_load("a", {}), write_load("b", {"config": "{}"}), write_unload("a", False)
 
 
-def test_all_make_it_and_those_that_come_later_make_what_was_last_of_each_model() -> None:
+def test_all_servers_apply_a_change_and_later_ones_apply_the_last_change_of_each_model() -> None:
     async def scenario() -> None:
         changes, servers = ModelChanges(), [Recorded(0), Recorded(1)]
         for server in servers:
@@ -114,7 +114,7 @@ def test_change_fails_if_all_servers_have_died() -> None:
     run(scenario())
 
 
-def test_one_that_joins_while_a_change_is_made_hears_of_it() -> None:
+def test_a_server_that_joins_during_a_change_gets_it() -> None:
     async def scenario() -> None:
         changes, slow = ModelChanges(), Recorded(0)
         await changes.join(slow)
@@ -210,7 +210,7 @@ def test_files_and_settings_arrive_as_they_were_sent() -> None:
     run(scenario())
 
 
-def test_a_server_makes_what_it_missed_before_what_comes() -> None:
+def test_a_server_applies_missed_changes_before_new_ones() -> None:
     async def scenario() -> None:
         control: Any = Told()
         answered = asyncio.get_running_loop().create_future()

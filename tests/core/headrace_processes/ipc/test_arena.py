@@ -81,7 +81,7 @@ def test_blocks_are_aligned_apart_intact_and_placed_first_fit(steps: list[tuple[
     arena.close()
 
 
-def test_a_release_of_what_was_not_placed_is_refused_and_does_no_harm(arena: Arena) -> None:
+def test_a_release_of_an_unused_offset_is_refused_and_changes_nothing(arena: Arena) -> None:
     writer = Writer(arena)
     offset = writer.place(pattern(1, 100))
     assert offset is not None
@@ -195,7 +195,7 @@ derived: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("make", derived.values(), ids=derived.keys())
-def test_a_place_is_free_once_when_the_last_that_looks_at_it_has_gone(arena: Arena, make: Callable[[Any], Any]) -> None:
+def test_a_block_is_freed_once_with_its_last_view(arena: Arena, make: Callable[[Any], Any]) -> None:
     make(np.zeros(100, np.uint8))  # imports happen here, before the measurement
     writer, reader = Writer(arena), Reader(arena)
     other, offset = writer.place(pattern(1, 64)), writer.place(pattern(2, 100))
@@ -236,7 +236,7 @@ def test_no_bytes_can_be_viewed_anywhere_in_the_arena(arena: Arena, offset: int)
     assert freed == [offset]
 
 
-def test_views_outlive_the_arena_and_nothing_new_is_given(arena: Arena) -> None:
+def test_views_outlive_the_arena_which_allocates_no_more(arena: Arena) -> None:
     writer, reader = Writer(arena), Reader(arena)
     offset = writer.place(pattern(3, 1000))
     assert offset is not None
@@ -325,7 +325,7 @@ def exchange(process: subprocess.Popen[str], line: str) -> str:
     return process.stdout.readline()
 
 
-def test_another_process_sees_what_was_placed_for_as_long_as_it_looks(arena: Arena) -> None:
+def test_another_process_reads_a_block_as_long_as_it_has_a_view(arena: Arena) -> None:
     writer, dice, refused, live = Writer(arena), random.Random(4), 0, set[int]()
     with peer(PEER, arena) as process:
         for number in range(500):

@@ -147,7 +147,7 @@ def test_whatever_is_sent_arrives_as_the_codec_has_it(batches: list[list[Ticket]
             line.send(*batch)
 
 
-def test_shapes_that_never_come_again_are_forgotten() -> None:
+def test_shapes_used_once_are_removed() -> None:
     line = Line()
     line.send(plain())
     line.send(plain())

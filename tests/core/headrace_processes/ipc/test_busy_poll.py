@@ -63,7 +63,7 @@ def wait_well(poller: BusyPoller) -> bool:
 # ---------------------------------------------------------------------- how long
 
 
-def test_it_lasts_as_long_as_it_is_told(clock: Clock) -> None:
+def test_a_wait_polls_up_to_its_limit(clock: Clock) -> None:
     began = clock.us
     assert wait_in_vain(BusyPoller(300))
     assert clock.us - began == 300
@@ -121,7 +121,7 @@ def numbers(line: FramedSocket, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("busy_poll_us", [0, 300, 1_000_000])
-def test_a_message_comes_whole_before_during_and_after_the_wait(open_line: Any, busy_poll_us: int) -> None:
+def test_a_message_is_received_whole_before_during_and_after_the_wait(open_line: Any, busy_poll_us: int) -> None:
     line, server = open_line(busy_poll_us)
     first, second, third = (integers_frame(Kind.RELEASE, [number]) for number in (1, 2, 3))
     server.send(first)
@@ -138,7 +138,7 @@ def test_a_message_comes_whole_before_during_and_after_the_wait(open_line: Any, 
     sending.join()
 
 
-def test_only_who_is_in_a_hurry_looks_again(open_line: Any, clock: Clock) -> None:
+def test_only_a_socket_with_a_reply_due_polls(open_line: Any, clock: Clock) -> None:
     line, server = open_line(300)
     line.is_reply_due = False
     server.send(integers_frame(Kind.RELEASE, [1]))
@@ -222,7 +222,7 @@ def test_the_loop_lingers_half_as_long_for_the_next(clock: Clock) -> None:
     assert clock.polls in (15, 16)
 
 
-def test_the_loop_lingers_for_those_who_come_back(clock: Clock) -> None:
+def test_the_loop_lingers_for_the_next_request(clock: Clock) -> None:
     """Ten requests, one after the other: the loop polls for each answer, and between an answer and the next request."""
     due: list[int] = []
 
@@ -245,7 +245,7 @@ def test_the_loop_lingers_for_those_who_come_back(clock: Clock) -> None:
     assert clock.polls >= 80
 
 
-def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
+def test_the_loop_lingers_again_after_the_next_request(clock: Clock) -> None:
     due: list[int] = []
 
     async def answered(loop: LoopBusyPoller, turns: int) -> bool:
@@ -274,7 +274,7 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
     watch(scenario)
 
 
-def test_the_loop_sleeps_when_it_is_told_to(clock: Clock) -> None:
+def test_the_loop_sleeps_without_a_poll_time(clock: Clock) -> None:
     async def scenario() -> None:
         loop_of([1], busy_poll_us=0).expect()
         await until_it_sleeps(clock)

@@ -62,7 +62,7 @@ def ends() -> Iterator[tuple[FramedSocket, Peer]]:
     line._socket.close()  # elsewhere it ends with its process
 
 
-def test_a_finalizer_may_send_in_the_middle_of_a_send_and_every_frame_comes_whole_and_once(
+def test_a_finalizer_may_send_in_the_middle_of_a_send_and_every_frame_arrives_whole_and_once(
     ends: tuple[FramedSocket, Peer], interrupted: Interrupted
 ) -> None:
     line, peer = ends
@@ -81,7 +81,7 @@ def test_a_finalizer_may_send_in_the_middle_of_a_send_and_every_frame_comes_whol
     assert sorted(peer.hang_up()) == sorted(sent)
 
 
-def test_frames_of_many_threads_come_whole_and_in_the_order_of_each(
+def test_frames_of_many_threads_arrive_whole_and_in_the_order_of_each(
     ends: tuple[FramedSocket, Peer],
 ) -> None:
     line, peer = ends
@@ -147,7 +147,7 @@ def test_frames_are_sent_after_one_that_a_handler_cut_off(
     assert peer.hang_up() == [2]
 
 
-def test_answers_that_are_given_while_another_is_written_share_a_message() -> None:
+def test_answers_added_while_another_is_written_share_a_message() -> None:
     """In the order in which they are given. One that cannot be sent becomes an error, and spoils no other.
 
     A large one has a message of its own: the receiver keeps a whole message while one of its answers is unread.
@@ -184,7 +184,7 @@ def test_answers_that_are_given_while_another_is_written_share_a_message() -> No
     arena.close()
 
 
-def test_answers_of_one_step_are_gathered_and_stand_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_one_step_are_gathered_and_precede_later_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gathered waits for its time, for too many of them, for the answers of a batch, or for `flush`."""
     monkeypatch.setattr(channel, "_GATHER_S", 0.05)
     monkeypatch.setattr(channel, "_MAX_GATHERED", 6)

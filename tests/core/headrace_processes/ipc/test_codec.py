@@ -196,7 +196,7 @@ def test_frames_survive_any_cut(batch: list[Ticket], places: list[int], writable
         assert_same_request(request, expected)
 
 
-def test_a_frame_may_come_byte_by_byte_and_be_larger_than_a_read() -> None:
+def test_a_frame_may_arrive_byte_by_byte_and_be_larger_than_a_read() -> None:
     array = np.arange(40_000, dtype=np.uint8)  # more than 32 KiB: inside, because there is no arena
     small = Encoder(None).requests([(1, make_ticket("m", {"x": array[:9]}, ignore))])
     large = Encoder(None).requests([(1, make_ticket("m", {"x": np.tile(array, 9)}, ignore))])
@@ -214,7 +214,7 @@ def test_an_id_of_any_length_travels(size: int) -> None:
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
+def test_arrays_are_aligned_after_any_data(writable: bool) -> None:
     """As Triton's arrays are (docs/spec/behaviours.md section 9.2). A model may write to its own copy."""
     inputs: dict[str, Any] = {f"{'n' * size}": np.arange(size, dtype=np.float64) for size in range(1, 9)}
     inputs |= {f"b{size}": np.arange(size, dtype=np.int8) for size in range(1, 9)}
@@ -226,7 +226,7 @@ def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
         assert array.flags.writeable is writable
 
 
-def test_a_sender_that_asks_another_model_names_it() -> None:
+def test_a_request_to_another_model_has_its_name() -> None:
     request = InferRequest("other", {}, model_version="7", decoupled=True)
     (found,) = decoder().requests(only(Encoder(None).request(5, request)))
     assert (found.model_name, found.model_version, found.decoupled) == ("other", "7", True)
@@ -520,7 +520,7 @@ def test_the_sender_of_a_request_travels_to_the_process_of_a_model() -> None:
         )
 
 
-def test_a_model_does_not_say_who_sends_its_requests() -> None:
+def test_the_sender_of_a_models_request_is_ignored() -> None:
     request = InferRequest("m", {"x": np.zeros(2, np.float32)})
     request.send_as(Caller("http", principal="root"))
     decoder = Decoder(None, ignore)

@@ -49,7 +49,7 @@ def parsed(message: bytes) -> Frame:
     return frame
 
 
-def test_inputs_on_the_device_and_outputs_that_are_wanted_there(sides: Sides) -> None:
+def test_inputs_and_requested_outputs_on_the_device(sides: Sides) -> None:
     inputs = {"a": sides.staged(), "b": X}
     request = LocatedRequest.of(InferRequest("m", inputs), {}, None, {"y": False, "z": True})
     (found,) = sides.decoder.requests(parsed(sides.encoder.request(1, request)))

@@ -136,7 +136,7 @@ def test_the_end_of_the_receiver_frees_everything(pair: Pair) -> None:
     del tensor
 
 
-def test_the_end_of_the_sender_leaves_what_is_read(pair: Pair) -> None:
+def test_tensors_stay_readable_after_the_end_of_the_sender(pair: Pair) -> None:
     tensor = pair.pass_on(np.arange(9))
     tensor.to_host()
     pair.received.close()
@@ -152,7 +152,7 @@ def test_a_gpu_that_the_peer_does_not_find_is_not_used(tmp_path: Path, gpus: Any
     assert pair.sent.stage(on_gpu(np.zeros(9), pair.here)) is None
 
 
-def test_without_memory_a_tensor_goes_through_the_host(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_a_tensor_is_sent_through_the_host(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = on_gpu(np.zeros(9), pair.here)
 
     def refuse(*arguments: object) -> Any:

@@ -153,7 +153,7 @@ def open_ends(server: Server) -> Iterator[Callable[..., Both]]:
 
 
 @pytest.mark.parametrize("count", [1, 1000, 1_000_000])
-def test_any_peer_is_answered_by_the_server_and_gives_back_what_it_has_read(
+def test_any_peer_is_answered_by_the_server_and_releases_read_blocks(
     open_ends: Callable[..., Both], wait_until: WaitUntil, count: int
 ) -> None:
     ends = open_ends()
@@ -184,7 +184,7 @@ def test_a_refusal_is_an_answer(server: Server, open_ends: Callable[..., Both]) 
     assert "nobody" in answer.message
 
 
-def test_the_engine_hears_what_callers_want(open_ends: Callable[..., Both]) -> None:
+def test_the_engine_receives_reads_stops_and_cancellations(open_ends: Callable[..., Both]) -> None:
     """Responses are read one by one, then the request is cancelled. A request is also cancelled on a disconnect."""
     submitted: SimpleQueue[Ticket] = SimpleQueue()
     changes: SimpleQueue[str] = SimpleQueue()

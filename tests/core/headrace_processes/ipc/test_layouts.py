@@ -194,12 +194,12 @@ def test_tensors_without_fixed_size_rows_have_no_layout(tensor: Any) -> None:
     ],
     ids=str,
 )
-def test_a_request_that_says_more_is_not_plain(rest: dict[str, Any]) -> None:
+def test_a_request_with_further_fields_is_not_plain(rest: dict[str, Any]) -> None:
     assert is_plain(request(id="a", outputs=["y"]))
     assert not is_plain(request(**rest))
 
 
-def test_clients_who_choose_ever_new_shapes_fill_nothing_and_old_layouts_go_on() -> None:
+def test_ever_new_shapes_do_not_grow_the_cache_and_old_layouts_stay_valid() -> None:
     writer, reader = LayoutWriter(), LayoutReader()
     first = known(writer, request())
     for frame in frames(writer.requests(first, 1, [request()]))[:1]:

@@ -222,7 +222,7 @@ def test_descriptors_that_the_process_has_not_received_do_not_block_the_server(e
     assert False in sent, "the others are copied"
 
 
-def test_a_file_that_shrinks_gives_zeros_and_is_reported(ends: Ends) -> None:
+def test_a_file_that_shrinks_reads_as_zeros_and_is_reported(ends: Ends) -> None:
     client, late, small = Client(), Client(), Client(4096)
     np.asarray(client)[:] = 1
     np.asarray(late)[:] = 1

@@ -124,7 +124,7 @@ def test_a_child_that_does_not_read_loses_nothing() -> None:
     run(scenario)
 
 
-def test_a_child_that_has_gone_is_left_to_the_loop() -> None:
+def test_a_write_to_an_exited_child_is_left_to_the_loop() -> None:
     async def scenario(ends: Both) -> None:
         ends.child.close()
         assert not await ends.send(1, response())
@@ -170,7 +170,7 @@ def test_the_loop_can_close_it_in_the_middle_of_an_encoding() -> None:
     run(scenario)
 
 
-def test_the_end_of_the_loop_in_the_middle_of_an_answer_is_nobodys_error() -> None:
+def test_the_end_of_the_loop_in_the_middle_of_an_answer_is_no_error() -> None:
     ours, theirs = socket.socketpair()
     loop = asyncio.new_event_loop()
 
@@ -263,7 +263,7 @@ class Unlisted(dict[int, Ticket]):
     values = __iter__ = items
 
 
-def test_a_request_that_is_cancelled_is_told_by_its_number_without_looking_at_the_others() -> None:
+def test_a_cancelled_request_is_reported_by_its_number_without_a_search() -> None:
     sent: list[bytes] = []
     outgoing = OutgoingRequests(Decoder(None, lambda offset: None), sent.append)
     outgoing.in_flight = Unlisted()

@@ -61,13 +61,13 @@ def test_a_view_keeps_the_mapping(file: int) -> None:
     assert known() is None
 
 
-def test_pages_that_are_gone_are_zeros(file: int) -> None:
+def test_lost_pages_read_as_zeros(file: int) -> None:
     mapping = SharedMapping(file, mmap.PAGESIZE, 100)
     os.ftruncate(file, 0)
     assert bytes(mapping.memory) == bytes(100)
     assert mapping.is_lost
 
 
-def test_a_mapping_is_not_shared_with_other_processes_unless_it_says_how(file: int) -> None:
+def test_a_mapping_without_reopen_is_not_shared_with_other_processes(file: int) -> None:
     with pytest.raises(OSError, match="not supported"):
         SharedMapping(file, 0, 8).reopen()

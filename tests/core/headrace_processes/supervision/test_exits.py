@@ -60,7 +60,7 @@ def report(ours: str, model: str) -> str:
     return run.stderr
 
 
-def test_a_segmentation_fault_is_told_by_the_models_frames(ours: str) -> None:
+def test_a_segmentation_fault_is_reported_with_the_models_frames(ours: str) -> None:
     words = crash_report(report(ours, "import ctypes\n\ndef execute():\n    ctypes.string_at(0)\n"), [ours])
     assert words.startswith("Fatal Python error: Segmentation fault\n\n")
     assert "Current thread (most recent call first):\n" in words

@@ -91,7 +91,7 @@ async def kept(processes: ProcessSet[Idle]) -> AsyncIterator[None]:
         keeping.cancel_scope.cancel()
 
 
-def test_they_end_with_what_they_return_when_they_are_to() -> None:
+def test_drained_processes_exit_with_the_status_that_they_return() -> None:
     async def scenario() -> None:
         found = ProcessSet(2, lambda number: Idle(number, status=number))
         await found.start()
@@ -126,7 +126,7 @@ def test_one_that_takes_its_time_to_end_is_not_killed_for_it() -> None:
     ],
     ids=["raises", "fails", "is-not-launched"],
 )
-def test_one_that_cannot_start_says_why(make: Callable[[], Idle], kind: type[Exception], text: str) -> None:
+def test_a_process_that_cannot_start_has_a_reason(make: Callable[[], Idle], kind: type[Exception], text: str) -> None:
     async def scenario() -> None:
         process = make()
         with pytest.raises(kind, match=text):
