@@ -26,10 +26,9 @@ def test_the_page_about_it_shows_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[3] / "docs/check.md"
-    (command,) = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
-    flip, flop, printed, printed_alone = re.findall(
-        r"```\n(.*?)```", page.read_text().replace(f"```sh\n{command}```", ""), re.DOTALL
-    )
+    shell = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+    _, command = shell.findall(page.read_text())
+    flip, flop, printed, printed_alone = re.findall(r"```\n(.*?)```", shell.sub("", page.read_text()), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     subprocess.run(["sh", "-ec", command], check=True, timeout=10)
     Path("models/flip/config.pbtxt").write_text(flip)
