@@ -41,7 +41,7 @@ PAGE = Path(__file__).parents[3] / "docs/write-a-frontend.md"
 def scores(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The plugin of the page, installed."""
     folder = tmp_path_factory.mktemp("scores")
-    (source,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    _, source = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (folder / "headrace_scores.py").write_text(source)
     info = folder / "headrace_scores-1.0.dist-info"
     info.mkdir()
