@@ -89,7 +89,7 @@ def test_the_command_writes_what_the_agent_reads(
     (model / "3").mkdir()  # as that of an ensemble
     assert run(str(model), str(target), "--key-file", str(keys), "--plain", "labels.txt") == 0
     told = capsys.readouterr().out
-    assert f"3 files of '{model}' are encrypted with key '2026-11'" in told
+    assert f"3 files of '{model}' encrypted with key '2026-11'" in told
     assert f'parameters {{ key: "key_file" value: "{keys}" }}' in told
     found = files_of(target)
     assert set(found) == {"config.pbtxt", "configs/b.pbtxt", "1/w.enc", "1/code.py.enc", f"{latin}.enc", "labels.txt"}

@@ -70,7 +70,8 @@ class Encrypt(Command):
         finally:
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
-        print(f"{count} files of '{model}' are encrypted with key '{key_id}' in '{target}'")
+        files = "1 file" if count == 1 else f"{count} files"
+        print(f"{files} of '{model}' encrypted with key '{key_id}' in '{target}'")
         _show_missing_agent(target, parameters)
         return 0
 
