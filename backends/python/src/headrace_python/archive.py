@@ -1,8 +1,8 @@
-"""Unpacks an environment safely: every member is checked before it is written.
+"""Unpacks the archive of an environment, and checks every member before it is written.
 
-The archive comes with a model, and a user who may add a model need not be allowed to write elsewhere. The rules are
-stricter than tarfile's filter ``data``, which older Pythons lack: nothing is written through a link, so the text of a
-link's target is also its real target.
+A user who may add a model with an archive may not be allowed to write elsewhere. The rules are stricter than tarfile's
+filter ``data``, which older Pythons lack: nothing is written through a link, so the text of a link's target is also its
+real target.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COPY_BYTES = 1 << 20
 
 
 class RefusedMember(Exception):
-    """A member is not unpacked, for this reason."""
+    """The reason why a member is not unpacked."""
 
 
 class Unpacking:
@@ -41,7 +41,7 @@ class Unpacking:
         root.mkdir(mode=0o700)
 
     def add(self, members: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Raises `RefusedMember`."""
+        """Write ``member``. Raises `RefusedMember`."""
         self._count += 1
         if self._count > MAX_MEMBERS:
             raise RefusedMember(f"is one of more than {MAX_MEMBERS}")
@@ -94,7 +94,7 @@ class Unpacking:
         return str(path)
 
     def _target(self, name: str, target: str) -> str:
-        """Return ``target`` of the link ``name``: ``..`` only in front, and no more often than ``name`` is deep."""
+        """Return ``target`` of the link ``name``. Raises `RefusedMember` unless it is relative and below the root."""
         path = PurePosixPath(target)
         climbs = path.parts.count("..")
         deep = len(PurePosixPath(name).parts) - 1
@@ -103,17 +103,17 @@ class Unpacking:
         return target
 
     def _original(self, target: str) -> str:
-        """Return the file of which a member is another name."""
+        """Return the name of the file that a hard link refers to."""
         name = self._name(target)
         if name not in self._files:
             raise RefusedMember(f"is a hard link to '{target[:200]}', which is no file before it")
         return name
 
 
-#: The most bytes of all files together: this many times the archive's own size, and always `FREE_BYTES`.
+#: All files together may have this many times the bytes of the archive, or `FREE_BYTES` if that is more.
 MAX_RATIO = 30
 FREE_BYTES = 1 << 30
-#: No header is longer, and no path; a forged length would have it read into memory.
+#: The most bytes of a header or a path. A forged length would be read into memory.
 _MAX_READ = 1 << 20
 
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
@@ -158,12 +158,12 @@ def _unpack(archive: Path, source: _Bounded, unpacking: Unpacking) -> None:
                 name = member.name[:200].encode("unicode_escape").decode()
                 raise LoadError(f"environment '{archive}' is refused: member '{name}' {error}") from error
             members.members = []  # type: ignore[attr-defined]  # tarfile keeps them all
-    if source.last != bytes(tarfile.BLOCKSIZE):  # where tarfile sees no header, it stops without a word
+    if source.last != bytes(tarfile.BLOCKSIZE):  # tarfile stops without an error if a header is missing
         raise tarfile.ReadError("its end is missing")
 
 
 def _opened(packed: IO[bytes]) -> Any:
-    """Return the content of ``packed``; its first bytes give the compression."""
+    """Return the decompressed content of ``packed``. Its first bytes identify the compression."""
     magic = packed.read(6)
     packed.seek(0)
     for start, opener in _OPENERS.items():
@@ -173,7 +173,7 @@ def _opened(packed: IO[bytes]) -> Any:
 
 
 class _Bounded(io.RawIOBase):
-    """Refuses to read more at once than a header needs, because tarfile reads a header of any claimed size.
+    """Refuses to read more bytes at once than a header may have: tarfile reads a header of any declared size.
 
     ``last`` is the last block read: zeros for a complete archive.
     """
@@ -197,5 +197,5 @@ class _Bounded(io.RawIOBase):
     def _call(self, method: Callable[..., Any], *arguments: int) -> Any:
         try:
             return method(*arguments)
-        except OSError as error:  # how gzip and bz2 say that they cannot unpack
+        except OSError as error:  # from gzip or bz2, for malformed data
             raise tarfile.ReadError(str(error)) from error

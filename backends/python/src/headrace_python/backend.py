@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace_python.environment import Environment
     from headrace_python.instance import InstanceDescription, PythonInstance
 
-#: Makes the instance in a process of its own.
+#: The function that creates the instance in a model's process.
 ENTRY = "headrace_python.entries:load"
 
 
@@ -42,7 +42,7 @@ class PythonBackend(Backend):
     hardware = "its models have used PyTorch on an NVIDIA H200, and passed tensors between processes on an H100"
     rungs = (DeferredInstance,)
     outputs_as_given = True
-    #: In the server's process a ``breakpoint()`` finds the terminal.
+    #: In the server's process, ``breakpoint()`` has the terminal.
     dev_options: ClassVar[Mapping[str, str]] = {"isolation": "thread"}
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -116,7 +116,7 @@ class PythonBackend(Backend):
 
 
 def _configured_environment(model: Model) -> str:
-    """Return the environment that the config names, if any. It is not parsed yet when it is completed."""
+    """Return the environment in the config; empty if there is none. Read before parameters are parsed."""
     parameters = model.config.parameters
     return parameters[ENVIRONMENT].string_value if ENVIRONMENT in parameters else ""
 
@@ -143,7 +143,7 @@ def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescript
 
 
 class PythonBasedBackend(PythonBackend):
-    """The backend in ``directory``, of the class's ``name``; ``python`` are the settings of that backend."""
+    """The backend ``name`` in ``directory``. ``python`` has the settings of the backend ``python``."""
 
     has_runtimes: ClassVar[bool] = True
     directory: ClassVar[Path]
@@ -170,7 +170,7 @@ class PythonBasedBackend(PythonBackend):
 
 
 def find_python_based(name: str, directory: Path, python: Mapping[str, str]) -> type[PythonBasedBackend] | None:
-    """Return the backend of the directory ``name`` in ``directory``, or None if that has no Python file."""
+    """Return the backend of the directory ``name`` in ``directory``; None if it has no Python file."""
     folder = directory / name
     if folder.parent != directory or not any(folder.glob("*.py")):
         return None

@@ -1,8 +1,8 @@
 """Environments shared by all servers of this user: ``$HEADRACE_CACHE/environments/<key>``.
 
-An environment has its own path in its scripts, so it is created in its final place. A mark beside it says that it is
-complete, and a lock keeps two servers from creating it at once. The system releases the lock of a server that is
-killed. The next server that creates an environment removes incomplete ones.
+Scripts of an environment contain its path, so it is created in its final place. A file beside it marks it as complete,
+and a lock prevents two servers from creating it at once. The system releases the lock of a server that is killed. The
+next server that creates an environment removes incomplete ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LOCK, _MARK, _ENVIRONMENT = "lock", "whole", "env"
 
 
 def cached(key: str, make: Callable[[Path], None]) -> Path:
-    """Return the environment ``key``, which ``make`` has made at the path it is given.
+    """Return the environment ``key``. If it does not exist, ``make`` creates it at the path in its argument.
 
-    Raises `LoadError`, and what ``make`` raises; then nothing of it is left. May block for as long
-    as another thread or server makes the same.
+    Blocks while another thread or server creates it. Raises `LoadError`, and exceptions of ``make``, after removing the
+    environment.
     """
     try:
         root = _root()
@@ -76,7 +76,7 @@ def _sweep(root: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """A directory without write permission, as a package may have, is no obstacle."""
+    """Remove ``folder``, including directories without write permission, which packages may have."""
     if folder.exists():
         for path, _, _ in os.walk(folder):
             Path(path).chmod(0o700)
@@ -90,7 +90,7 @@ def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
     Raises `BlockingIOError` if another process has the lock and ``wait`` is False.
     """
     while (descriptor := _lock(folder, wait)) is None:
-        pass  # the process that had the lock has failed, and removed the folder
+        pass  # the process that held the lock failed, and removed the folder
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Reads in a ``model.py``, without running it, whether its class can have ``auto_complete_config``."""
+"""Reads from a ``model.py``, without running it, if its class can have ``auto_complete_config``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _MAX_BYTES = 1 << 20
 
 
 def may_complete(file: Path) -> bool:
-    """Return False if the class in ``file`` cannot have the method: the text does not name it, and the class inherits
-    nothing. True in all other cases, also for a file that this Python cannot read: it may be for another one.
+    """Return False if the class in ``file`` cannot have the method: the text has no such name, and the class has no
+    base.
 
-    A class that gets the method by a name put together at run time is not recognised.
+    True in all other cases, also for a file that this Python cannot parse: it may be for another version. Does not find
+    a method whose name is composed at run time.
     """
     with file.open("rb") as stream:
         text = stream.read(_MAX_BYTES + 1)
@@ -36,7 +37,7 @@ def _inherits_nothing(node: ast.ClassDef) -> bool:
 
 
 def _may_bind(node: ast.AST) -> bool:
-    """True if ``node`` may give the name of the class to something."""
+    """True if ``node`` may bind the name of the class."""
     if isinstance(node, ast.Name):
         return node.id == _CLASS and not isinstance(node.ctx, ast.Load)
     if isinstance(node, ast.alias):

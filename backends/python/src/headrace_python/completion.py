@@ -1,6 +1,6 @@
-"""The completion of a config by its model: ``auto_complete_config``, in a process that ends with it.
+"""Completes a config by the model's ``auto_complete_config``, in a process that exits afterwards.
 
-Source: docs/spec/behaviours.md sections 9.1 and 9.2. The server is not affected by that code.
+Source: docs/spec/behaviours.md sections 9.1 and 9.2. The model's code cannot affect the server.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Completed: TypeAlias = Literal[
     "max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy"
 ]
 _COMPLETED: tuple[Completed, ...] = get_args(Completed)
-#: A config is smaller.
+#: The most bytes of a returned config.
 MAX_BYTES = 16 << 20
-#: Each imports what its model does, which takes a core: more at once would all be late.
+#: Limits the processes to one per core: each uses a core to import its model.
 _STARTS = threading.BoundedSemaphore(available_cores())
 
 
@@ -42,16 +42,16 @@ def complete(
     timeout_s: float = 30.0,
     import_timeout_s: float = 600.0,
 ) -> None:
-    """Let the class in ``file`` complete ``model.config``, in place; without that method, nothing changes.
+    """Complete ``model.config``, in place, by ``auto_complete_config`` of the class in ``file``.
 
-    If the file shows that its class has no such method, no process is started: Triton imports each model once more for
-    that.
+    Starts no process if the source shows that the class has no such method (Triton imports each model once more).
 
-    ``folders`` are those of `headrace_python.module.load_class`. ``python`` is the interpreter and
-    ``environ`` is added to the variables of the server. The method has ``timeout_s``; before that, the file
-    has ``import_timeout_s`` to be imported. As many processes do that at once as there are cores; the rest waits, for
-    ``timeout_s`` at most. Raises `LoadError` with Triton's words or the model's traceback; then the config is as it
-    was.
+    - ``folders``: those of `headrace_python.module.load_class`.
+    - ``python``: the interpreter. ``environ`` is added to the variables of the server.
+    - ``import_timeout_s``: the limit to import the file.
+    - ``timeout_s``: the limit of the method, and of the wait for a core that no other completion uses.
+
+    Raises `LoadError` with Triton's words or the model's traceback. The config is unchanged then.
     """
     if not may_complete(file):
         return
@@ -66,7 +66,7 @@ def complete(
     with tempfile.TemporaryFile() as exchange:
         exchange.write(json.dumps(order).encode())
         exchange.flush()
-        with _turn(timeout_s):
+        with _start_slot(timeout_s):
             code = _run(model.name, str(python), environ or {}, timeout_s, import_timeout_s, exchange)
         found = _read(model.name, exchange, code)
     if found is not None:
@@ -74,13 +74,13 @@ def complete(
 
 
 @contextmanager
-def _turn(patience_s: float) -> Iterator[None]:
-    """One of `_STARTS`, or none after ``patience_s``: imports that hang must not keep all others from starting."""
-    is_mine = _STARTS.acquire(timeout=patience_s)
+def _start_slot(timeout_s: float) -> Iterator[None]:
+    """Hold one of `_STARTS`. After ``timeout_s`` go on without it, so that imports that hang do not block others."""
+    acquired = _STARTS.acquire(timeout=timeout_s)
     try:
         yield
     finally:
-        if is_mine:
+        if acquired:
             _STARTS.release()
 
 
@@ -132,7 +132,7 @@ def _read(name: str, exchange: IO[bytes], code: int) -> dict[str, Any] | None:
 
 
 def _merge(found: Mapping[str, Any], model: Model) -> None:
-    """Copy the fields that may be completed; a field that is absent from ``found`` is emptied."""
+    """Copy the fields that may be completed. Fields that ``found`` lacks are cleared."""
     try:
         completed = ParseDict({key: found[key] for key in _COMPLETED if key in found}, ModelConfig())
     except ParseError as error:

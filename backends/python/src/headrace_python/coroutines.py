@@ -16,9 +16,9 @@ _CLOSING_S = 5.0
 
 
 class Coroutines:
-    """A loop on a thread of its own, started by the first coroutine.
+    """A loop on its own thread, which the first coroutine starts.
 
-    Coroutines inherit the context (`contextvars`) of the thread that hands them over.
+    Coroutines inherit the context (`contextvars`) of the thread that passes them.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +39,7 @@ class Coroutines:
         return asyncio.run_coroutine_threadsafe(coroutine, self._running())
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel the running coroutines and end the thread."""
         with self._lock:
             loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None:
@@ -48,7 +48,7 @@ class Coroutines:
         thread.join(_CLOSING_S)
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:  # is_ready is called on a thread of its own
+        with self._lock:  # is_ready is called on another thread
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
@@ -59,7 +59,7 @@ class Coroutines:
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Return the result of ``coroutine``, or its exception: a task that raises SystemExit would end its loop."""
+    """Return the result and the exception of ``coroutine``: a task that raises SystemExit would end its loop."""
     try:
         return await coroutine, None
     except asyncio.CancelledError:
@@ -85,7 +85,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _is_stopped(loop: asyncio.AbstractEventLoop) -> bool:
-    """Run ``loop``; False if it was not stopped, but left by an exit."""
+    """Run ``loop``. Return False if a task ended it by SystemExit or KeyboardInterrupt."""
     try:
         loop.run_forever()
     except (SystemExit, KeyboardInterrupt):

@@ -63,9 +63,8 @@ def _forget() -> None:
 def complete(*, exchange: int, starts: int) -> NoReturn:
     """Read the job from the descriptor ``exchange``, overwrite it with the answer, and exit.
 
-    When the model is imported, a byte is written to ``starts``.
-    The answer is ``{"completed": ...}``, null if the model has no ``auto_complete_config``, or
-    ``{"error": ...}``.
+    Writes a byte to ``starts`` when the model is imported. The answer is ``{"error": ...}`` or ``{"completed": ...}``,
+    with null if the model has no ``auto_complete_config``.
     """
     with open(exchange, "r+b", closefd=False) as stream:
         stream.seek(0)

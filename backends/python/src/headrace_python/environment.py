@@ -1,4 +1,4 @@
-"""The interpreter that a model asks for: ``EXECUTION_ENV_PATH`` (docs/spec/behaviours.md section 9.6).
+"""Finds or creates the environment in a model's config: ``EXECUTION_ENV_PATH`` (docs/spec/behaviours.md section 9.6).
 
 It names a directory with a conda or a virtual environment, an archive of one (conda-pack), or a
 ``requirements.txt``. No shell is used: this module sets the variables of ``bin/activate``.
@@ -25,7 +25,7 @@ from headrace_python.requirements import install
 
 log = logging.getLogger("headrace.python")
 
-#: The only packages that every interpreter imports from the server's installation. They need NumPy only.
+#: The packages that every interpreter imports from the server's installation. They need only NumPy.
 PACKAGES = ("headrace", "headrace_engines", "headrace_python", "triton_python_backend_utils", "c_python_backend_utils")
 #: Stands for the model's directory at the start of the path.
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -134,7 +134,7 @@ def _activated(root: Path) -> Mapping[str, str]:
 
 
 def _before(folder: Path, variable: str) -> str:
-    """Return ``variable`` with ``folder`` in front. No entry is empty: that would be the current directory."""
+    """Return ``variable`` with ``folder`` in front. An empty entry would be the current directory, so there is none."""
     return os.pathsep.join(filter(None, (str(folder), os.environ.get(variable))))
 
 

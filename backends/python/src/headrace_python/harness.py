@@ -1,4 +1,4 @@
-"""Load a Python model in this process, without a server: the result of the fixture ``python_model``.
+"""Loads a Python model in this process, without a server: the result of the fixture ``python_model``.
 
 The instance is the same as in a server; only its caller differs.
 """
@@ -61,9 +61,9 @@ class Record:
         return self.answers
 
     def repeats(self, timeout_s: float) -> bool:
-        """True if the model wants to execute the request again. Waits for its answer.
+        """True if the model rescheduled the request. Waits for its answer.
 
-        The request is then as a scheduler would pass it on again.
+        ``request`` is then the one that a scheduler would pass on.
         """
         self.wait(timeout_s)
         if not isinstance(self.last, Rescheduled):
@@ -79,7 +79,7 @@ class Record:
 
 
 class RecordedCall(Call):
-    """Writes into its record. If it is dropped without a last answer, it records that."""
+    """Writes answers to its record, or an error if it is dropped without a last answer."""
 
     def __init__(self, record: Record) -> None:
         self.request = record.request
@@ -137,14 +137,14 @@ class PythonModel:
         return self.stream(inputs, **options)[0]
 
     def stream(self, inputs: Arrays, **options: Any) -> list[Response]:
-        """Return all responses to one request, once its last has come."""
+        """Return all responses to one request, after the last one."""
         return self.execute([self.request(inputs, **options)])[0]
 
     def execute(self, requests: Sequence[InferenceRequest | InferRequest]) -> list[list[Response]]:
         """Return the responses to each of ``requests``, which are executed as one batch.
 
-        Those that an iterative model gives back are executed again together, until it is done with them. Each is a
-        sequence: if the model reads the ``correlation_id``, set it by `request`, with flag START.
+        Requests that an iterative model reschedules are executed again, together. Each request is a sequence: if the
+        model reads the ``correlation_id``, set it by `request`, with flag START.
         """
         name = str(self.config["name"])
         records = [Record(_sent(each, name) if isinstance(each, InferenceRequest) else each) for each in requests]
@@ -174,7 +174,7 @@ class PythonModel:
         flags: int = 0,
         timeout_us: int = 0,
     ) -> InferRequest:
-        """Return a request as the server passes it on. `cancel` simulates a disconnect of its caller."""
+        """Return a request as the server passes it to a model. `cancel` simulates a disconnect of its client."""
         return InferRequest(
             str(self.config["name"]),
             {name: as_tensor(value) for name, value in inputs.items()},
@@ -200,7 +200,7 @@ class PythonModel:
         return self._instance.is_ready()
 
     def finalize(self) -> None:
-        """Call ``finalize``; once. ``model`` stays, so that the test can read it."""
+        """Call ``finalize``, once. ``model`` remains, so that the test can read it."""
         if self._is_open:
             self._is_open = False
             self._instance.close()
@@ -217,14 +217,14 @@ class PythonModel:
 
 
 def _sent(request: InferenceRequest, name: str) -> InferRequest:
-    """Return a request that a test has made, as the server would pass it on."""
+    """Return ``request``, which a test made, as the server passes it to a model."""
     source = request._source
     inputs = {tensor.name(): tensor._wire() for tensor in request.inputs()}
     return replace(source, model_name=source.model_name or name, inputs=inputs)
 
 
 def _nobody(answer: Answer, final: bool) -> None:
-    """Answers are given to the call."""
+    """Do nothing: the `RecordedCall` gets the answers."""
 
 
 def open_model(
@@ -292,4 +292,4 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """A class under test keeps its module."""
+    """Release nothing: a class under test keeps its module."""

@@ -1,8 +1,8 @@
 """One instance of a Python model: its life cycle, and the execution of each batch.
 
-Source: docs/spec/behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered once, whatever the
-model does: its results are checked for the whole batch before anything is answered, and
-``_finish`` of a request does nothing when the model has answered it through its sender.
+Source: docs/spec/behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered exactly once: the results of a
+whole batch are checked before any is sent, and ``_finish`` of a request does nothing if the model has answered it
+through its sender.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace import (
     rate_limited_logger,
 )
 from headrace_python.coroutines import Coroutines
-from headrace_python.outcomes import BadResults, describe, judge
+from headrace_python.outcomes import BadResults, check_results, describe
 from headrace_python.trace_contexts import in_trace_context
 from triton_python_backend_utils import InferenceRequest, InferenceResponse
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 log = logging.getLogger("headrace.python")
-#: A model that fails at every request does not fill the log. Lines that the model itself writes are not counted.
+#: Limits the lines about failures of a model. Lines that the model itself writes are not limited.
 failures = rate_limited_logger("headrace.python.failures")
 
 
@@ -40,9 +40,10 @@ failures = rate_limited_logger("headrace.python.failures")
 class InstanceDescription:
     """One instance of a Python model.
 
-    ``path`` is the version's directory and ``config`` the model's config as JSON, as the ``/config``
-    endpoint gives it. ``file`` is its ``model.py``, which a backend may share among its models;
-    ``folders`` are where its imports are looked for, its own and the parent if empty.
+    - ``path``: the version's directory.
+    - ``file``: its ``model.py``, which several models of a backend may have in common.
+    - ``config``: the model's config as JSON, as from the ``/config`` endpoint.
+    - ``folders``: the directories for its imports; if empty, that of ``file`` and its parent.
     """
 
     name: str
@@ -110,7 +111,7 @@ class PythonInstance(DeferredInstance):
             with self.runtime.entered():
                 if hasattr(self.model, "finalize"):
                     self.model.finalize()
-        except BaseException as error:  # there is no caller to get it
+        except BaseException as error:  # there is no caller
             log.error("finalize of '%s' failed: %s", self.name, describe(error))
         finally:
             self.coroutines.close()
@@ -128,34 +129,34 @@ class PythonInstance(DeferredInstance):
         raise BadResults(f"Python model {self.name} does not implement `execute` method.")
 
     def _received(self, call: Call) -> InferenceRequest:
-        # As Triton: to ask for no outputs is to ask for all that the config declares.
+        # As in Triton, a request without output names requests all outputs of the config.
         return InferenceRequest._received(call, self.runtime, self._outputs)
 
     def run(self, requests: list[InferenceRequest], /) -> Sequence[Answer] | None:
-        """Execute ``requests``. Return the answers that were not sent otherwise. Never raises because of the model."""
+        """Execute ``requests``. Return the answers that were not sent yet. Raises no exception of the model."""
         try:
             returned = self._execute([*requests])  # the model may change its list
             if not isinstance(returned, list) and isinstance(returned, Coroutine):
                 if self.runtime.decoupled:
-                    self.coroutines.start(self._see_through(requests, returned))
+                    self.coroutines.start(self._finish_async(requests, returned))
                     return None
                 returned = self.coroutines.run(returned)
             if not self.runtime.decoupled:
-                return [self._answer(*pair) for pair in zip(requests, judge(requests, returned), strict=True)]
-            self._settle(requests, returned)
+                return [self._answer(*pair) for pair in zip(requests, check_results(requests, returned), strict=True)]
+            self._check_decoupled(requests, returned)
         except BaseException as error:  # the model's: SystemExit is its error, too
             self._fail(requests, error)
         return None
 
-    async def _see_through(self, requests: list[InferenceRequest], returned: Awaitable[object]) -> None:
-        """`run` for the batch of a decoupled model, while the next batches begin."""
+    async def _finish_async(self, requests: list[InferenceRequest], returned: Awaitable[object]) -> None:
+        """Await the result of a decoupled model's coroutine, while the next batches begin."""
         try:
-            self._settle(requests, await returned)
-        except BaseException as error:  # the model's, or that close cancels it
+            self._check_decoupled(requests, await returned)
+        except BaseException as error:  # of the model, or from `close`
             self._fail(requests, error)
 
-    def _settle(self, requests: list[InferenceRequest], returned: object) -> None:
-        """Give back what a decoupled model wants to be executed again. Raises `BadResults`."""
+    def _check_decoupled(self, requests: list[InferenceRequest], returned: object) -> None:
+        """Reschedule the requests for which a decoupled model set the flag. Raises `BadResults`."""
         if returned is not None:
             raise BadResults(
                 f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
@@ -170,7 +171,7 @@ class PythonInstance(DeferredInstance):
         if response is not None:
             try:
                 answer = response._message()
-            except Exception as error:  # an output that cannot be sent fails its own request only
+            except Exception as error:  # an output that cannot be sent fails only its own request
                 answer = self._failure(error)
         elif request._rescheduled:
             answer = Rescheduled()
@@ -190,7 +191,7 @@ class PythonInstance(DeferredInstance):
     def _failure(self, error: BaseException) -> BackendError:
         if isinstance(error, BadResults):
             text = whole = str(error)
-        else:  # the model's, which may not even have a text
+        else:  # an exception of the model
             text, whole = describe(error, self._home), describe(error)
         failures.error("'%s' failed: %s", self.name, whole)
         return BackendError(f"Failed to process the request(s) for model '{self.name}', message: {text}")

@@ -1,11 +1,10 @@
-"""Finds ``model.py``, and imports it in an interpreter that belongs to one model or in one that several share.
+"""Finds and imports ``model.py``, in the version's directory or the backend's.
 
-It is in the version's directory, or in that of the backend (docs/spec/behaviours.md sections 9.1 and 10.7).
+Source: docs/spec/behaviours.md sections 9.1 and 10.7.
 
-`load_class` is for the former, with Triton's semantics (docs/spec/behaviours.md section 9.1): the module is
-``<version>.model``, and the version's directory and its parent stand at the end of `sys.path`.
-
-`IsolatedModules` is for the latter: the modules of one instance, kept to itself.
+- `load_class` is for an interpreter of one model, with Triton's semantics: the module is ``<version>.model``, and the
+  version's directory and its parent are at the end of `sys.path`.
+- `IsolatedModules` is for an interpreter that several models share: each instance has its own modules.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RUNTIME = "model.py"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``file`` has the class; its imports are searched in ``folders``, the usual ones if empty."""
+    """``file`` has the class. Its imports are searched in ``folders``; if empty, in its directory and the parent."""
 
     file: Path
     folders: Sequence[Path] = ()
@@ -45,7 +44,7 @@ class Source:
 def find_source(path: Path, config: str, options: Mapping[str, str]) -> Source:
     """Return the code for the version in ``path``, by the model's config as JSON and its backend's settings.
 
-    Raises `LoadError` if there is none, and says so in the log as Triton does.
+    Raises `LoadError` if there is none, and logs Triton's line about it.
     """
     try:
         return _found(path, config, options)
@@ -91,12 +90,11 @@ def _beside(folder: Path) -> str:
 
 
 def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[Any]:
-    """The class ``TritonPythonModel`` of ``file``.
+    """Return the class ``TritonPythonModel`` of ``file``. Raises `LoadError` with Triton's words.
 
-    Its imports are searched in ``folders``, after everything installed; the file's own
-    and its parent unless given. Raises `LoadError` with Triton's words. The process is the model's: it writes no byte
-    code from here on, whenever the model imports. Beside ``model.py`` that would be found stale only after a second,
-    and a model is reloaded on save.
+    Its imports are searched in ``folders``, after everything installed; if empty, in the file's directory and the
+    parent. From here on, the process writes no byte code: Python compares times in seconds, and a model may be reloaded
+    on save.
     """
     sys.path.extend(str(folder) for folder in folders or (file.parent, file.parent.parent))
     sys.dont_write_bytecode = True
@@ -104,7 +102,7 @@ def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[A
 
 
 def _import_file(package: str, file: Path) -> ModuleType:
-    """Return the module of ``file`` in a new package. Raises `LoadError` with what importing raised."""
+    """Return the module of ``file`` in a new package. Raises `LoadError` with the exception of the import."""
     parent = ModuleType(package)
     parent.__path__ = [str(file.parent)]
     sys.modules[package] = parent
@@ -146,7 +144,7 @@ class IsolatedModules(PrivateModules):
         self._file = file
 
     def load_class(self, version: int) -> type[Any]:
-        """Return the class ``TritonPythonModel``. Raises `LoadError` with Triton's words; then nothing is left."""
+        """Return the class ``TritonPythonModel``. Raises `LoadError` with Triton's words and removes its modules."""
         try:
             with _loading(self._file):
                 module = self.load(self._file)

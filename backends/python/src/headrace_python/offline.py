@@ -1,6 +1,6 @@
 """The server's services for a model, without a server: for unit tests of models.
 
-Other models are functions, metrics are kept in memory, and the log is that of `logging`.
+Other models are functions, metrics are in memory, and log lines go to `logging`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from triton_python_backend_utils.metrics import MetricsInMemory
 log = logging.getLogger("headrace.python")
 
 Arrays: TypeAlias = Mapping[str, Any]
-#: Stands for another model: takes its inputs, and returns its outputs, or those of each response of
-#: a decoupled one. Raises for an error.
+#: A function in place of another model: it takes the inputs, and returns the outputs, or an iterable with the outputs
+#: of each response of a decoupled model. An exception is an error of the model.
 OtherModel: TypeAlias = Callable[[dict[str, Any]], "Arrays | Iterable[Arrays]"]
 
 
@@ -62,7 +62,7 @@ class OfflineServices(MetricsInMemory, Services):
         ticket.stop()
 
     def read(self, ticket: Ticket) -> None:
-        """Everything has been sent already."""
+        """Do nothing: all responses have been sent."""
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         raise Unsupported(f"no server to load '{name}': a model under test gets other models as functions")
@@ -88,5 +88,5 @@ class OfflineServices(MetricsInMemory, Services):
 
 
 def to_array(value: Any) -> Any:
-    """Return a tensor as a model sees it: strings as an object array of bytes."""
+    """Return a tensor as a model gets it: strings as an object array of bytes."""
     return value.to_objects() if isinstance(value, BytesTensor) else value

@@ -1,8 +1,8 @@
-"""Results and exceptions of a model, in Triton's words (docs/spec/behaviours.md section 9.3).
+"""Checks the results of a model, and describes its exceptions, in Triton's words (docs/spec/behaviours.md section 9.3).
 
-`judge` checks the result of ``execute`` of a model that is not decoupled. `describe` returns the text of an exception
-for callers. Triton's Python backend uses pybind11, so the form is that of its ``error_already_set``: the type and the
-message, then the frames, innermost first::
+`check_results` is for ``execute`` of a model that is not decoupled. `describe` returns the text of an exception for
+callers, in the form of pybind11's ``error_already_set``, which Triton uses: the type and the message, then the frames,
+innermost first::
 
     ValueError: bad value
 
@@ -25,14 +25,14 @@ from triton_python_backend_utils import InferenceRequest, InferenceResponse
 
 
 class BadResults(Exception):
-    """The model broke a rule of the return value, which fails the whole batch."""
+    """The return value of the model broke a rule. The whole batch fails."""
 
 
-def judge(requests: Sequence[InferenceRequest], returned: object) -> Sequence[InferenceResponse | None]:
-    """Return the responses to ``requests``, in order; None for those that need none. Raises `BadResults`.
+def check_results(requests: Sequence[InferenceRequest], returned: object) -> Sequence[InferenceResponse | None]:
+    """Return the responses to ``requests``, in order; None for requests that need none. Raises `BadResults`.
 
-    ``returned`` must be a list with an `InferenceResponse` per request. None stands for a request that is to
-    be executed again or that its sender answers; for a batch of such requests, so does None alone.
+    ``returned`` must be a list with an `InferenceResponse` per request, or None for a request that is rescheduled or
+    that its sender answers. If that holds for all requests, ``returned`` may be None.
     """
     if not isinstance(returned, list):
         if returned is None and all(request._rescheduled or request._has_sender for request in requests):
@@ -60,12 +60,12 @@ def judge(requests: Sequence[InferenceRequest], returned: object) -> Sequence[In
 
 _LOG = logging.getLogger("headrace")
 
-#: Frames of a message; a recursion without end has a thousand.
+#: The most frames in a text. An endless recursion has a thousand.
 MAX_FRAMES = 24
-#: Characters of an exception's own message. What is cut off is in the log.
+#: The most characters of an exception's message. The log has the rest.
 MAX_MESSAGE = 2048
 
-#: Top-level packages whose frames are left out: they call or import the model.
+#: Top-level packages without frames in the text: they call or import the model.
 _OURS = frozenset(("importlib", "headrace", "headrace_engines", "headrace_python", "triton_python_backend_utils"))
 
 

@@ -1,9 +1,8 @@
 """The ``parameters`` of a Python model's config, and ``--backend-config=python,key=value`` for all models.
 
-Source: docs/spec/behaviours.md section 9.6. The map is the model's own: it gets all of it in ``args["model_config"]``.
-The backend reads three keys. Headrace has no shared-memory regions to size or name, and no thread pool for BLS. The
-settings for them follow Triton's rules and have no effect. ``isolation``, ``load-timeout-seconds`` and
-``busy-poll-microseconds`` are Headrace's own.
+Source: docs/spec/behaviours.md section 9.6. A model gets all ``parameters`` in ``args["model_config"]``, and may define
+its own. The backend reads three keys. Triton's settings for shared-memory regions and for the thread pool of BLS are
+checked, and have no effect. ``isolation``, ``load-timeout-seconds`` and ``busy-poll-microseconds`` are Headrace's own.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.force_cpu_only_input_tensors not in ("yes", "no"):
             raise ConfigError(
-                # With a quote at the end only, as Triton has it.
+                # Triton's text: with a quote at the end only.
                 f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {self.force_cpu_only_input_tensors}'",
                 Code.UNSUPPORTED,
                 field="parameters['FORCE_CPU_ONLY_INPUT_TENSORS']",
@@ -100,7 +99,7 @@ def _check_region_name(prefix: str) -> None:
 
 
 def _microseconds(key: str, text: str) -> int:
-    """At most a second: a core that is never given up is of no use to the others."""
+    """Return the number in ``text``, at most a second: polling takes a whole core."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _SECOND_US:
         return int(text)
     shown = text if len(text) < 100 else f"{text[:100]}..."

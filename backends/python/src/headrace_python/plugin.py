@@ -1,6 +1,6 @@
 """The plugin: the entry point of this distribution.
 
-Separate from `headrace_python`, because the process of a model need not have pluggy.
+It is not in `headrace_python` itself, because the process of a model may not have pluggy.
 """
 
 from __future__ import annotations

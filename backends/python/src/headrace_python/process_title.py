@@ -9,7 +9,8 @@ from pathlib import Path
 #: The title of Triton's process of a Python model.
 _NAME = b"triton_python_backend_stub"
 _PR_SET_NAME = 15
-#: Where ``/proc/self/stat`` has the first and the last address of the command line, behind the name in parentheses.
+#: The fields of ``/proc/self/stat``, after the name in parentheses, with the first and the last address of the command
+#: line.
 _ARG_START, _ARG_END = 45, 46
 
 

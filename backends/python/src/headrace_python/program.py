@@ -1,4 +1,4 @@
-"""A program that runs for a while beside the server: no shell, no orphan, no wait without end."""
+"""Runs a program beside the server with a time limit, without a shell, and kills it with the server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from headrace import ORPHAN_REAPER
 
-#: The interval at which a waiting load logs that the program still runs.
-TELL_S = 10.0
-#: The poll interval for a program that has not started: while its children live, its end is no event on the pipe.
-_LOOK_S = 0.2
+#: The interval of calls to ``on_progress``.
+PROGRESS_S = 10.0
+#: The poll interval for a program that has not started: its exit is no event on the pipe while its children run.
+_POLL_S = 0.2
 
 
 class StartTimeout(TimeoutError):
@@ -32,18 +32,21 @@ def run(
     output: int | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
-    tell: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
     started: int | None = None,
     start_timeout_s: float = 0.0,
 ) -> int:
     """Return the exit code of ``argv``, negative for the signal that ended it.
 
-    It runs in a process group of its own, which is dead when this returns or raises, and also when
-    the server has been killed meanwhile. ``environ`` is added to the server's variables.
-    ``output`` is a descriptor for both its outputs, or else they are the server's stderr. ``tell``
-    is called with the seconds passed, every `TELL_S`. With ``started``, the reading end of a pipe to which it writes,
-    the time counts from there, for which it has ``start_timeout_s``. Raises TimeoutError, `StartTimeout` in the latter
-    case, and OSError if it cannot be started.
+    It runs in a new process group, which is killed before this returns or raises, and when the server is killed.
+
+    - ``environ`` is added to the server's variables.
+    - ``output`` is a descriptor for stdout and stderr; by default, the server's stderr.
+    - ``on_progress`` is called with the seconds passed, every `PROGRESS_S`.
+    - ``started`` is the reading end of a pipe to which the program writes when it has started, for which it has
+      ``start_timeout_s``. ``timeout_s`` counts from there.
+
+    Raises TimeoutError, `StartTimeout` for the start, and OSError if the program cannot be started.
     """
     process = subprocess.Popen(
         argv,
@@ -56,13 +59,13 @@ def run(
         start_new_session=True,
     )
     ORPHAN_REAPER.watch(process.pid)
-    # Ends with the process, without reaping it: until then its pid is not reused.
+    # Waits for the process without reaping it, so that its pid is not reused before it is killed.
     ended = threading.Thread(target=os.waitid, args=(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), daemon=True)
     ended.start()
     try:
         if started is not None:
             _await_start(ended, started, start_timeout_s)
-        _wait(ended, timeout_s, tell)
+        _wait(ended, timeout_s, on_progress)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -76,17 +79,17 @@ def _await_start(ended: threading.Thread, started: int, timeout_s: float) -> Non
     begun = time.monotonic()
     start = select.poll()  # select() takes no descriptor above 1023
     start.register(started, select.POLLIN)
-    while ended.is_alive() and not start.poll(_LOOK_S * 1000):
+    while ended.is_alive() and not start.poll(_POLL_S * 1000):
         if time.monotonic() - begun > timeout_s:
             raise StartTimeout
 
 
-def _wait(ended: threading.Thread, timeout_s: float, tell: Callable[[float], None] | None) -> None:
+def _wait(ended: threading.Thread, timeout_s: float, on_progress: Callable[[float], None] | None) -> None:
     begun = time.monotonic()
     while ended.is_alive():
         left = begun + timeout_s - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        ended.join(min(left, TELL_S))
-        if tell is not None and ended.is_alive():
-            tell(time.monotonic() - begun)
+        ended.join(min(left, PROGRESS_S))
+        if on_progress is not None and ended.is_alive():
+            on_progress(time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""A ``requirements.txt`` becomes an environment, which is kept until the file changes."""
+"""Creates an environment from a ``requirements.txt``, and keeps it until the file changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headrace_python.program import run
 
 log = logging.getLogger("headrace.python")
 
-#: pip stops retrying a host by itself; this limits everything else.
+#: The limit of each step. pip has its own limit for retries.
 INSTALL_TIMEOUT_S = 1800.0
-#: The most characters of pip's last output in the log.
+#: The most bytes of pip's last output in the log.
 TAIL_BYTES = 4096
 
-#: pip takes options shortened, and several on a line.
+#: pip accepts abbreviated options, and several on a line.
 _INCLUDE = re.compile(r"(?:^|\s)(?:-[rc]\s*|--(?:requirem|cons)\w*(?:\s*=\s*|\s+))(\S+)")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 
@@ -31,8 +31,8 @@ _COMMENT = re.compile(r"(?:^|\s)#.*$")
 def install(file: Path, model: Path) -> Path:
     """Return an environment with the packages of ``file``, and NumPy, on the server's Python.
 
-    It is made once for the text of ``file`` and of what it includes. Other files that these name,
-    such as a wheel beside them, are not compared. ``model`` is the model's directory. Raises `LoadError`.
+    It is created once for the text of ``file`` and of the files that it includes. Changes of other files that they
+    name, such as a wheel, are not noticed. ``model`` is the model's directory. Raises `LoadError`.
     """
     room = model if file.is_relative_to(model) else file.parent
     digest = hashlib.sha256(f"{sys.version} {sys.base_prefix}".encode())
@@ -53,7 +53,7 @@ def _files(file: Path, room: Path, seen: list[Path]) -> Iterator[Path]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield lines as pip reads them: a backslash continues one, unless it is a comment."""
+    """Yield logical lines as pip reads them: a backslash continues a line, unless it is a comment."""
     begun = ""
     for line in text.splitlines():
         if line.endswith("\\") and not _COMMENT.match(line):
@@ -65,7 +65,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _included(file: Path, number: int, name: str, room: Path) -> Path:
-    """Return the file that ``name`` is. The content of line ``number`` is only logged: the error may reach a caller."""
+    """Return the path of ``name``. The content of line ``number`` is only logged: a caller may get the error."""
     path = (file.parent / name).resolve()
     if not path.is_relative_to(room):
         log.error("'%s' includes '%s', which is outside the directory '%s'", file, name, room)
@@ -97,7 +97,7 @@ class _Installing:
         self._file, self._environ, self._output = file, environ, output
 
     def do(self, argv: list[str], name: str) -> None:
-        """Raise `LoadError` if ``argv`` fails. Its last words may quote the file, and go into the log."""
+        """Run ``argv``. Raises `LoadError` if it fails. Its last output may quote the file, so only the log has it."""
         try:
             code = run(
                 argv,
@@ -105,7 +105,7 @@ class _Installing:
                 environ=self._environ,
                 output=self._output.fileno(),
                 cwd=self._file.parent,
-                tell=self._tell,
+                on_progress=self._log_progress,
             )
         except TimeoutError:
             self._fail(f"{name} did not end within {INSTALL_TIMEOUT_S:g} s")
@@ -116,7 +116,7 @@ class _Installing:
         log.error("the environment of '%s' cannot be made: %s\n%s", self._file, reason, self._tail())
         raise LoadError(f"the environment of '{self._file}' cannot be made: {reason}; its last words are in the log")
 
-    def _tell(self, passed_s: float) -> None:
+    def _log_progress(self, passed_s: float) -> None:
         last = self._tail().rpartition("\n")[2]
         log.info("still making the environment of '%s' after %d s: %s", self._file, passed_s, last[:200])
 

@@ -1,6 +1,6 @@
 """The module that a Python model imports as ``pb_utils``: Triton's module of this name, in typed Python.
 
-A model needs ``Tensor``, ``InferenceResponse`` and `get_input_tensor_by_name` for the least::
+A minimal model uses ``Tensor``, ``InferenceResponse`` and `get_input_tensor_by_name`::
 
     import triton_python_backend_utils as pb_utils
 
@@ -11,8 +11,7 @@ A model needs ``Tensor``, ``InferenceResponse`` and `get_input_tensor_by_name` f
                 for r in requests
             ]
 
-It works without a server, too, as far as one model goes: the log goes to stdout, metrics are kept
-in memory, and what needs other models is refused.
+It also works without a server: log lines go to stdout, metrics are in memory, and calls to other models are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversions of arguments, as in Triton's pb_utils.
 
-That is C++ with pybind11, so models may pass bytes for text and NumPy scalars for numbers, and do. What pybind11
-refuses raises TypeError here, too. Each function returns a plain str, int or float.
+Triton's pb_utils is C++ with pybind11, so models may pass bytes for text and NumPy scalars for numbers. Values that
+pybind11 refuses raise TypeError. Each function returns a plain str, int or float.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Choice = TypeVar("Choice", bound=IntEnum)
 
 UINT32, UINT64, INT64 = range(1 << 32), range(1 << 64), range(-1 << 63, 1 << 63)
 
-#: What `text` takes; bytes are UTF-8.
+#: The types that `text` accepts; bytes are UTF-8.
 Text: TypeAlias = "str | bytes | bytearray"
 
 
 def text(value: Any, what: str) -> str:
-    """Raises TypeError, naming ``what``, and UnicodeDecodeError for bytes that are no UTF-8."""
+    """Return ``value`` as a str. Raises TypeError, naming ``what``, and UnicodeDecodeError for invalid UTF-8."""
     if type(value) is str:
         return value
-    if isinstance(value, str):  # of NumPy, say
+    if isinstance(value, str):  # for example a str of NumPy
         return str(value)
     if isinstance(value, (bytes, bytearray)):
         return value.decode()
@@ -32,30 +32,30 @@ def text(value: Any, what: str) -> str:
 
 
 def lines(value: Any, what: str) -> str:
-    """Return `text` for people: bytes that are no UTF-8 are shown as escapes."""
+    """Return ``value`` as a str for people: bytes that are no UTF-8 are shown as escapes."""
     if isinstance(value, (bytes, bytearray)):
         return value.decode(errors="backslashreplace")
     return text(value, what)
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
-    """Return `text` of each."""
+    """Return `text` of each value."""
     return tuple([value if type(value) is str else text(value, what) for value in items(values, what)])
 
 
 def items(values: Any, what: str) -> Sequence[Any]:
-    """Return ``values`` if they are a sequence: no text, no set, nothing that can be read once only."""
+    """Return ``values`` if they are a sequence, and neither text, a set nor an iterator. Raises TypeError."""
     if type(values) is list:
         return values
     if isinstance(values, (tuple, np.ndarray)):
-        return values  # type: ignore[return-value]  # an array has all that is asked of it
+        return values  # type: ignore[return-value]  # an array can be used as a sequence
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)):
         return values
     raise _wrong(what, "a list", values)
 
 
 def whole_number(value: Any, what: str, among: range) -> int:
-    """Return an integer value, not a float. Raises TypeError for one that is not ``among`` the allowed ones."""
+    """Return an integer. Raises TypeError for a float, and for an integer that is not ``among`` the allowed ones."""
     number = value if type(value) is int else _converted(value, int, what, "an int")
     if number not in among:
         raise TypeError(f"{what} must be from {among.start} to {among.stop - 1}, found {number}")
@@ -68,7 +68,7 @@ def real_number(value: Any, what: str) -> float:
 
 
 def truth(value: Any, what: str) -> bool:
-    """True, False, or another number."""
+    """Return ``value``, a bool or another number, as a bool."""
     if isinstance(value, (int, float, np.bool_, np.number)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -77,7 +77,7 @@ def truth(value: Any, what: str) -> bool:
 
 
 def choice(value: Any, kind: type[Choice], what: str) -> Choice:
-    """Return ``value`` if it is a member of ``kind``; raises TypeError for anything else, such as its number."""
+    """Return ``value`` if it is a member of ``kind``. Raises TypeError otherwise, also for the number of a member."""
     if isinstance(value, kind):
         return value
     members = ", ".join(member.name for member in kind)
@@ -91,9 +91,9 @@ def instance(value: Any, kind: type[Any], what: str) -> None:
 
 
 def _converted(value: Any, kind: type[Any], what: str, expected: str) -> Any:
-    """Return ``value`` as ``kind``. A float is no integer, and text is no number, whatever it says.
+    """Return ``value`` as ``kind``. A float is no integer, and text is no number.
 
-    An array of one element is that element, which newer releases of NumPy leave to us.
+    An array of one element counts as that element, which newer releases of NumPy do not convert.
     """
     if isinstance(value, np.ndarray) and value.ndim and value.size == 1:
         value = value.item()

@@ -44,7 +44,7 @@ def checked(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
 
 
 class MemoryType(IntEnum):
-    """Triton's Python backend numbers them so, not as the server's own C API."""
+    """The numbers of Triton's Python backend, which differ from those of the server's C API."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -55,7 +55,7 @@ TRITONSERVER_MEMORY_CPU: Final = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Kind of memory and device of the outputs of a request: that of the host, or that where the model leaves them."""
+    """The preferred memory for the outputs of a request: the host's, or a GPU's, where a model may produce them."""
 
     __slots__ = ("_device_id", "_type")
 
@@ -72,7 +72,7 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request. Pass it on to the requests that a model makes."""
+    """The trace of a request, for the requests that a model sends in turn."""
 
     __slots__ = ("_context",)
 
@@ -96,7 +96,7 @@ class InferenceTrace:
 
 
 def checked_inputs(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the inputs. An input that is None is left for `request_template`. Raises TypeError."""
+    """Return the inputs. Raises TypeError. `request_template` refuses an input that is None."""
     found = list(items(inputs, "the inputs of an InferenceRequest"))
     for tensor in found:
         if tensor is not None and not isinstance(tensor, Tensor):
@@ -139,7 +139,7 @@ def request_template(
 
 
 def _correlation_id(value: Any) -> int | str:
-    """Return the id. NumPy's integers are valid, too, unlike in Triton: a model gets its correlation ids as these."""
+    """Return the id. Unlike in Triton, integers of NumPy are valid: a model gets correlation ids of this type."""
     if value is None:
         raise TypeError("correlation_id must be an int or a str, found None")
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """Business logic scripting: a model calls another model.
 
-Source: docs/spec/behaviours.md section 9.5. Errors are in the response. No call has a thread of its own: the services
-call back and wake the waiting thread.
+Source: docs/spec/behaviours.md section 9.5. Errors are in the response. Calls need no threads: the services call back
+and wake the waiting thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def execute(request: InferenceRequest) -> InferenceResponse:
     services, runtime = _serving(request)
     message = _message(request, runtime)
     if services.passes_device_tensors:
-        return InferenceResponse._received(_ask_on_device(services, request, message))
+        return InferenceResponse._received(_infer_on_device(services, request, message))
     return InferenceResponse._received(_refusal(request, message) or services.ask(message), services.shares_memory)
 
 
@@ -101,28 +101,28 @@ class ResponseIterator:
     If it is dropped unfinished, the request is cancelled.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_services", "_ticket")
+    __slots__ = ("__weakref__", "_answers", "_finished", "_position", "_responses", "_services", "_ticket")
 
     def __init__(self, services: Services, ticket: Ticket, answers: SimpleQueue[tuple[Answer, bool]]) -> None:
         self._services = services
         self._ticket = ticket
         self._answers = answers
-        self._given: list[InferenceResponse] = []
+        self._responses: list[InferenceResponse] = []
         self._position = 0
         self._finished = False
 
     def __iter__(self) -> ResponseIterator:
-        if self._finished and self._position == len(self._given):
+        if self._finished and self._position == len(self._responses):
             self._position = 0
         return self
 
     def __next__(self) -> InferenceResponse:
         """Waits for the next response."""
-        if self._position == len(self._given):
+        if self._position == len(self._responses):
             if self._finished:
                 raise StopIteration
             self._take()
-        response = self._given[self._position]
+        response = self._responses[self._position]
         self._position += 1
         return response
 
@@ -143,11 +143,11 @@ class ResponseIterator:
             self._finished = True
         else:
             self._services.read(self._ticket)
-        self._given.append(InferenceResponse._received(answer, self._services.shares_memory))
+        self._responses.append(InferenceResponse._received(answer, self._services.shares_memory))
 
 
 def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
-    """Return the services, after ``initialize`` has returned and before ``finalize`` begins: Triton's rule."""
+    """Return the services. As in Triton, calls are refused in ``initialize`` and ``finalize``."""
     runtime = request._runtime or runtimes.current()
     if runtime is None or runtime.services is None or runtime.phase is not ModelPhase.SERVING:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -155,7 +155,7 @@ def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
 
 
 def _message(request: InferenceRequest, runtime: Runtime, decoupled: bool = False) -> InferRequest:
-    """Return ``request`` as it is sent, a new one for each time it is executed."""
+    """Return the message for ``request``, a new one for each execution."""
     source, flags = request._source, request.flags()
     return InferRequest(
         source.model_name,
@@ -175,15 +175,15 @@ def _message(request: InferenceRequest, runtime: Runtime, decoupled: bool = Fals
     )
 
 
-#: How many more calls of a model, by name and version, expect arrays.
+#: The remaining calls that expect arrays, by the name and version of the model.
 _arrays: dict[tuple[str, str], int] = {}
 _CALLS = 100
 
 
-def _ask_on_device(services: Services, request: InferenceRequest, message: InferRequest) -> Answer:
-    """Return the last answer that was not empty, with outputs where the model leaves them.
+def _infer_on_device(services: Services, request: InferenceRequest, message: InferRequest) -> Answer:
+    """Return the last answer that is not empty, with outputs in the memory in which the model produces them.
 
-    A model that answered with arrays is asked in the faster way that only arrays take, `_CALLS` times.
+    After an answer with arrays, the next `_CALLS` calls use the faster path, which is for arrays only.
     """
     key = message.model_name, message.model_version
     left = _arrays.get(key, 0)
@@ -222,7 +222,7 @@ def _send(services: Services, request: InferenceRequest, ticket: Ticket) -> None
 
 
 def _refusal(request: InferenceRequest, message: InferRequest) -> InvalidArgument | None:
-    """Return the error of ``message`` that its inputs, by name, no longer show."""
+    """Return the error if two inputs have the same name, of which the mapping in ``message`` has only one."""
     if len(message.inputs) == len(request.inputs()):
         return None
     names = [tensor._name for tensor in request.inputs()]
@@ -234,7 +234,7 @@ def _refusal(request: InferenceRequest, message: InferRequest) -> InvalidArgumen
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    import asyncio  # not paid by the processes of models that never await
+    import asyncio  # here, because most processes of models do not need it
 
     return asyncio.get_running_loop()
 

@@ -1,7 +1,7 @@
-"""DLPack, the exchange of tensors between frameworks, without any of them.
+"""DLPack, the exchange of tensors between frameworks, implemented with NumPy only.
 
-NumPy makes and consumes the capsules, so lifetimes are kept in C. What NumPy has no type for (BF16, in older releases
-bool) passes as unsigned integers of the same size, and the type is written into the structure here.
+NumPy creates and consumes the capsules, so lifetimes are managed in C. Types that NumPy lacks (BF16, in older releases
+bool) pass as unsigned integers of the same size, and the type is written into the structure here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace_engines import DLPACK_CODES, AddressedTensor, DLTensor, dl_tensor,
 from triton_python_backend_utils.error import TritonModelException
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
-#: True in a process whose server takes tensors in memory of a device. Else they are copied when they are sent.
+#: True in a process whose server accepts tensors in memory of a device. Else they are copied before they are sent.
 stays = False
 
 _DATA_TYPES = {code: dtype for dtype, code in DLPACK_CODES.items()}
@@ -27,7 +27,7 @@ _UNSIGNED = 1
 
 
 class DeviceMemory(DeviceTensor):
-    """A tensor in memory of a device. ``owner`` is its framework's own, and keeps it alive."""
+    """A tensor in memory of a device. ``owner`` is the tensor of its framework, which keeps the memory alive."""
 
     __slots__ = ("datatype", "device", "owner")
 
@@ -42,7 +42,7 @@ class DeviceMemory(DeviceTensor):
         return self.owner.__dlpack__() if stream is None else self.owner.__dlpack__(stream=stream)
 
     def copy_to_host(self) -> npt.NDArray[Any]:
-        """Return a copy that the framework makes. Raises `TritonModelException` if it has no way to."""
+        """Return a copy that the framework makes. Raises `TritonModelException` if it cannot."""
         return to_host(self)
 
     def view(self, rows: slice, shape: Sequence[int]) -> DeviceTensor:
@@ -73,10 +73,9 @@ def capsule_of(array: npt.NDArray[Any], datatype: DataType) -> Any:
 
 
 def adopt(source: Any) -> tuple[npt.NDArray[Any] | DeviceMemory, DataType]:
-    """Return the tensor of a capsule, or of an object with ``__dlpack__``; shares its elements.
+    """Return the tensor of a capsule, or of an object with ``__dlpack__``, on the same memory. Consumes the capsule.
 
-    A capsule is used up. Raises `TritonModelException` for any other object, for strides, and for a type or a device
-    that Triton lacks.
+    Raises `TritonModelException` for other objects, for strides, and for a type or a device that Triton lacks.
     """
     capsule = source
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
@@ -117,7 +116,7 @@ def to_host(memory: DeviceMemory) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Exporter:
-    """A capsule as NumPy takes it."""
+    """A capsule in the form that NumPy accepts."""
 
     capsule: Any
 
@@ -129,8 +128,10 @@ class _Exporter:
 
 
 class _Writable:
-    """The elements of ``array``, which NumPy gives for reading only, because a capsule does not say that
-    they may be written. Triton lets a model write them."""
+    """The elements of ``array`` as writable memory, since Triton allows a model to write them.
+
+    NumPy makes them read-only, because a capsule has no flag for this.
+    """
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = array
@@ -156,7 +157,7 @@ def _on_host(capsule: Any, tensor: DLTensor, datatype: DataType) -> npt.NDArray[
 
 
 def _owner(source: Any, capsule: Any) -> Any:
-    """Keeps memory of a device alive, and can pass it on repeatedly."""
+    """Return an object that keeps memory of a device alive, and exports it any number of times."""
     if source is not capsule:
         return source
     for framework in ("torch", "cupy"):

@@ -1,4 +1,4 @@
-"""Errors that a model gives to its caller, and the exception that everything here raises."""
+"""Errors in the responses of a model, and the exception that functions of this package raise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CODES = {
     ErrorCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Code.CANCELLED,
 }
-#: Triton has no codes for a caller that an interceptor refuses.
+#: Triton has no codes for the refusals of interceptors.
 _NUMBERS = {code: number for number, code in _CODES.items()} | {
     Code.UNAUTHENTICATED: ErrorCode.INVALID_ARG,
     Code.PERMISSION_DENIED: ErrorCode.INVALID_ARG,

@@ -34,16 +34,16 @@ from triton_python_backend_utils.runtime import Runtime
 if TYPE_CHECKING:
     import asyncio
 
-#: Two threads that ask for a request's sender at once get the same.
+#: Held while a sender is created, so that two threads get the same one.
 _SENDER = Lock()
 
 
 class InferenceRequest:
     """A request to a model, or from a model to another one.
 
-    ``model_version`` -1 lets the server choose. ``timeout`` is in microseconds. ``flags`` are the sum of
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. Outputs arrive where the model leaves them, for an instance on a
-    GPU in a process and without a ``preferred_memory`` of the CPU. Else they arrive in memory of the host.
+    For ``model_version`` -1, the server chooses. ``timeout`` is in microseconds. ``flags`` are the sum of
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. Outputs are in memory of the host, except for an instance on a
+    GPU in a process: unless ``preferred_memory`` is the CPU's, they stay in the memory in which they were produced.
 
     Raises `TritonModelException` and TypeError for invalid arguments, and UnicodeDecodeError for bytes that are not
     text.
@@ -168,7 +168,7 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Return the model's response, or an iterator over the responses of a ``decoupled`` one as they arrive. Blocks.
 
-        An error comes back in the response. Raises `TritonModelException` outside ``execute``.
+        An error is in the response. Raises `TritonModelException` outside ``execute``.
         """
         return bls.stream(self) if truth(decoupled, "decoupled") else bls.execute(self)
 
@@ -184,7 +184,7 @@ class InferenceRequest:
     def async_exec(
         self, decoupled: bool = False
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-        """Do as `exec` without blocking the running loop. Raises RuntimeError where no loop runs."""
+        """Return a future of the result of `exec`. Raises RuntimeError without a running loop."""
         return bls.stream_async(self) if truth(decoupled, "decoupled") else bls.execute_async(self)
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -203,9 +203,9 @@ class InferenceRequest:
 
     @classmethod
     def _received(cls, call: Call, runtime: Runtime, outputs: Sequence[str] = ()) -> InferenceRequest:
-        """Return the request of ``call``. It asks for ``outputs`` if the caller names none.
+        """Return the request of ``call``, with the output names ``outputs`` if the caller has none.
 
-        If a decoupled model drops it unanswered, it ends.
+        If a decoupled model drops the request unanswered, it ends.
         """
         request = cls.__new__(cls)
         request._call = call
@@ -229,9 +229,7 @@ class InferenceRequest:
         return is_open
 
     def _finish(self, answer: Answer) -> bool:
-        """Send the last answer, unless it was sent. Return True if this call sent it. What the model sends later is
-        refused.
-        """
+        """Send the last answer, unless it was sent. Return True if this call sent it. Later answers are refused."""
         call = self._call
         if call is None:
             return False

@@ -1,4 +1,4 @@
-"""Answers of a model: a response with outputs or an error, and the sender, which sends any number of them.
+"""The response of a model, with outputs or an error, and the sender, which sends any number of responses.
 
 Source: docs/spec/behaviours.md sections 9.2 and 9.4.
 """
@@ -19,7 +19,7 @@ _UNABLE = "Unable to send response. "
 
 
 class InferenceResponse:
-    """``output_tensors``, or ``error``, which goes before them. ``parameters`` go to the caller.
+    """The outputs, or the ``error``, which takes precedence. ``parameters`` are sent to the caller.
 
     Raises `TritonModelException` for an output that is None, and for a parameter that is no bool, int or str;
     TypeError for an output that is no tensor and an error that is no `TritonError`.
@@ -92,10 +92,10 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 class InferenceResponseSender:
-    """Answers one request. Any thread; the last reference to it ends the request, if nothing else did.
+    """Sends the responses to one request, from any thread. When it is dropped, it ends the request if necessary.
 
-    The last answer goes out after every answer that was being sent when it was given, so none can
-    follow it. ``_busy`` counts those, ``_end`` keeps it until then.
+    The last answer is sent after all answers that other threads are sending, so none can follow it. ``_busy`` counts
+    these, and ``_end`` holds the last answer until then.
     """
 
     __slots__ = ("__weakref__", "_busy", "_call", "_closed", "_decoupled", "_end", "_ended", "_lock", "_sent")
@@ -111,10 +111,10 @@ class InferenceResponseSender:
         self._ended = ended
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Give one answer; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in ``flags`` it is the last.
+        """Send one response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in ``flags``, it is the last.
 
         Blocks while the caller has too many unread responses. Does nothing if the caller has disconnected.
-        Raises `TritonModelException`, and then nothing was sent.
+        Raises `TritonModelException`, in which case nothing was sent.
         """
         flags = whole_number(flags, "flags", UINT32)
         _check(response, flags)
@@ -152,7 +152,7 @@ class InferenceResponseSender:
             raise TritonModelException(f"{_UNABLE}Response sender has been closed.")
         self._closed = final
         self._sent += 1
-        # A model that is not decoupled has one answer, so its first is its last.
+        # A model that is not decoupled sends one answer, which ends the request.
         return final if self._decoupled else answers
 
     def _progress(self, answer: Answer) -> None:
@@ -167,7 +167,7 @@ class InferenceResponseSender:
         """End the request with ``answer``, unless it has ended. Return True if this call ended it. Never waits for a
         reader.
 
-        ``closes``: whatever the model sends from now on is refused.
+        ``closes``: later answers of the model are refused.
         """
         with self._lock:
             if self._ended:

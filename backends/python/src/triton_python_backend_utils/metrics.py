@@ -1,6 +1,6 @@
-"""Metrics of a model's own, on the server's metrics page.
+"""Metrics that a model defines, on the server's metrics page.
 
-Where there is no server they are kept in memory, under the server's rules, for unit tests of a model.
+Without a server, they are in memory, with the server's rules, for unit tests of a model.
 Source: docs/spec/behaviours.md sections 7.6 and 9.2.
 """
 
@@ -93,7 +93,7 @@ class MetricsInMemory:
         """Keep the values, so that a test can read them."""
 
 
-#: Those of this interpreter.
+#: The metrics of this interpreter without a server.
 IN_MEMORY = MetricsInMemory()
 
 
@@ -122,7 +122,7 @@ _NAMES: dict[MetricKind, ServiceKind] = {
 class MetricFamily:
     """Metrics of one name and kind, with different labels.
 
-    It is on the page until its last holder drops it. Dropping it drops its metrics, too: keep it as long as them.
+    It is on the page until its last reference is dropped, which also deletes its metrics.
     """
 
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
@@ -132,7 +132,7 @@ class MetricFamily:
     __slots__ = ("__weakref__", "_handle", "_kind", "_metrics", "_store")
 
     def __init__(self, name: Text, description: Text, kind: int) -> None:
-        """Raises `TritonModelException` for a name that cannot be on the page, or is there as another kind."""
+        """Raises `TritonModelException` for a name that the page cannot have, or that has another kind there."""
         self._handle: int | None = None
         self._metrics: WeakSet[Metric] = WeakSet()
         runtime = runtimes.current()
@@ -157,15 +157,15 @@ class MetricFamily:
         return metric
 
     def __del__(self) -> None:
-        with suppress(Exception):  # perhaps as the interpreter ends
+        with suppress(Exception):  # the interpreter may be exiting
             for metric in self._metrics:
-                metric._give_up()
+                metric._release()
         if self._handle is not None:
-            _release(self._store, self._handle)
+            _release_handle(self._store, self._handle)
 
 
 class Metric:
-    """One number of a family, or one distribution. Made by `MetricFamily.Metric`, and of no use without it."""
+    """One number of a family, or one distribution. `MetricFamily.Metric` creates it; the family must outlive it."""
 
     __slots__ = ("__weakref__", "_handle", "_store")
 
@@ -179,7 +179,7 @@ class Metric:
             raise TritonModelException(f"{_CREATE}{error}") from error
 
     def increment(self, value: float) -> None:
-        """Add ``value``; a counter takes none below 0. Raises `TritonModelException`."""
+        """Add ``value``, for a counter 0 or more. Raises `TritonModelException`."""
         self._update("increment", value)
 
     def set(self, value: float) -> None:
@@ -200,7 +200,7 @@ class Metric:
             raise TritonModelException(f"Failed to get metric value: {error}") from error
 
     def __del__(self) -> None:
-        self._give_up()
+        self._release()
 
     def _update(self, operation: MetricOperation, value: float) -> None:
         amount = real_number(value, f"the value of {operation}()")
@@ -211,10 +211,10 @@ class Metric:
         except HeadraceError as error:
             raise TritonModelException(f"Failed to {operation} metric value: {error}") from error
 
-    def _give_up(self) -> None:
+    def _release(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            _release(self._store, handle)
+            _release_handle(self._store, handle)
 
 
 def _labels(labels: object) -> dict[str, str]:
@@ -245,10 +245,10 @@ def _buckets(kind: MetricKind, buckets: object) -> list[float] | None:
         bounds = [nan]
     if any(not a < b for a, b in pairwise((-inf, *bounds))):
         raise TritonModelException(f"{_CREATE}Buckets must be numbers in ascending order, found {buckets}.")
-    return bounds[:-1] if bounds and bounds[-1] == inf else bounds  # which every histogram has
+    return bounds[:-1] if bounds and bounds[-1] == inf else bounds  # every histogram has the bound +Inf
 
 
-def _release(store: MetricStore, handle: int) -> None:
-    """Release a dropped object. Perhaps runs at the end of the interpreter, where nothing handles an error."""
+def _release_handle(store: MetricStore, handle: int) -> None:
+    """Release a dropped object. Ignores errors, since the interpreter may be exiting."""
     with suppress(Exception):
         store.release(handle)

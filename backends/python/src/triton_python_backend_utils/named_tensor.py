@@ -1,11 +1,10 @@
 """A named tensor: a NumPy array, strings in wire form, or memory of a device.
 
-Its data types go by Triton's numbers, Triton's names in a config, and NumPy's types.
+Data types have Triton's numbers, Triton's names in a config, and NumPy's types.
 Source: docs/spec/behaviours.md sections 3.1 and 9.2.
 
-Strings that a model passes on as it got them are found again in wire form, instead of encoded anew: many models hand
-a text through. Encoding a million strings takes a quarter of a second, seeing that they are the same a hundredth:
-lists compare by identity first.
+If a model returns strings unchanged, their wire form is looked up instead of encoded again. For a million strings,
+encoding takes 0.25 s, and the comparison 0.01 s, because lists compare by identity first.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory
 from triton_python_backend_utils.error import TritonModelException
 
-# BF16 is left out, as in Triton: NumPy has no such type.
+# As in Triton, without BF16, which NumPy lacks.
 _KNOWN = [dtype for dtype in dtypes.ALL if dtype is not dtypes.BF16]
 
 
@@ -59,7 +58,7 @@ def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:
 
 Array: TypeAlias = npt.NDArray[Any]
 
-#: As globals, for the sake of every tensor that a model makes.
+#: Global names, because every new tensor reads them.
 _NDARRAY, _BY_NUMPY = np.ndarray, dtypes.BY_NUMPY.get
 
 
@@ -109,8 +108,8 @@ class Tensor:
     def as_numpy(self) -> Array:
         """Return the elements, the same array each time; for BYTES, an object array of ``bytes``.
 
-        The array is writable: elements in other memory are copied here, once, also those that the server gives on a
-        device. Raises `TritonModelException` for BF16, and for memory of a device that this model has.
+        The array is writable: read-only elements, and elements that the server passes on a device, are copied once.
+        Raises `TritonModelException` for BF16, and for tensors that the model created on a device.
         """
         value = self._value
         if isinstance(value, np.ndarray):
@@ -137,13 +136,11 @@ class Tensor:
             return value.__dlpack__()
         if self._datatype is dtypes.BYTES or isinstance(value, BytesTensor):
             raise TritonModelException("DLPack does not have support for string tensors.")
-        # A caller of `Server.infer` may have sent an array with gaps: ``carray`` is contiguous and writable.
+        # ``carray``: contiguous and writable. A caller of `Server.infer` may have sent an array with gaps.
         return dlpack.capsule_of(value if value.flags.carray else self._writable(value), self._datatype)
 
     def __dlpack__(self, stream: int | None = None) -> Any:
-        """Return `to_dlpack`, as frameworks ask for it: what is pending on another stream comes before work on
-        ``stream``.
-        """
+        """Return `to_dlpack` for a framework. Pending work on the tensor precedes later work on ``stream``."""
         value = self._value
         return value.__dlpack__(stream=stream) if isinstance(value, DeviceTensor) else self.to_dlpack()
 
@@ -160,8 +157,8 @@ class Tensor:
         return copy
 
     def _wire(self) -> Array | BytesTensor:
-        """Return the elements as they are sent: strings are encoded here. Memory of a device is copied to the host,
-        unless the server takes it.
+        """Return the elements to send. Strings are encoded. Memory of a device is copied to the host, unless the server
+        accepts it.
         """
         value = self._value
         if isinstance(value, DeviceTensor):
@@ -192,7 +189,7 @@ def _checked_name(value: Text) -> str:
 
 
 def _accepted(array: Array) -> tuple[Array, DataType]:
-    """Text and bytes as they are, another byte order as this machine's."""
+    """Return text and bytes unchanged, and other arrays in this machine's byte order."""
     if array.dtype.kind in "SU":
         return array, dtypes.BYTES
     native = dtypes.BY_NUMPY.get(array.dtype.newbyteorder("="))
@@ -202,8 +199,7 @@ def _accepted(array: Array) -> tuple[Array, DataType]:
 
 
 def read_only(value: Any) -> Array | BytesTensor:
-    """Return ``value`` for a model in a thread beside its owner's, as the server takes it. That model must not write
-    to it: `Tensor.as_numpy` copies."""
+    """Return ``value`` in the server's form, read-only, for a model in another thread. `Tensor.as_numpy` copies it."""
     if isinstance(value, DeviceTensor):
         return value  # type: ignore[return-value]  # as `_wire`
     tensor = as_tensor(value)
@@ -222,7 +218,7 @@ def named_among(tensors: Iterable[Tensor], name: str) -> Tensor | None:
     return None
 
 
-#: The least number of elements for which the search pays off.
+#: The least number of elements for which the comparison is faster than encoding.
 _WORTH = 4096
 
 
@@ -233,7 +229,7 @@ class _Decoded:
     wire: BytesTensor
 
 
-#: By the identity of their arrays, for as long as those live.
+#: By the identity of their arrays, as long as these exist.
 _decoded: dict[int, _Decoded] = {}
 
 
@@ -260,7 +256,7 @@ def _encode(array: npt.NDArray[Any]) -> BytesTensor:
 def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
     """Return the elements of an array of objects or bytes in wire form, row by row; text as UTF-8.
 
-    ``()`` for an array without elements and None for one of another type, as Triton has it.
+    As in Triton, ``()`` for an array without elements, and None for an array of another type.
     """
     if input_tensor.size == 0:
         return ()

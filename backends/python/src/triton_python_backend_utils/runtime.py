@@ -37,7 +37,7 @@ class ModelPhase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """One instance of a Python model, as pb_utils sees it. ``phase`` moves on, the rest is fixed.
+    """One instance of a Python model for pb_utils. Only ``phase`` changes.
 
     ``model_dir`` is the directory of its version.
     """
@@ -50,10 +50,10 @@ class Runtime:
     model_dir: str = ""
 
     def entered(self, callers: tuple[str, ...] = (), caller: InferRequest | None = None) -> Entered:
-        """Return a context manager around every call into the model's code, on the thread that makes it.
+        """Return a context manager for a call of the model's code, on the calling thread.
 
-        ``callers`` are the models that wait for what is being executed (`InferRequest.callers`),
-        of all requests of the batch together, and ``caller`` is any of these requests.
+        ``callers`` are the models that wait for any request of the batch (`InferRequest.callers`), and ``caller`` is
+        one of these requests.
         """
         return Entered(self, callers, caller)
 
@@ -85,7 +85,7 @@ _only: list[Runtime] = []
 
 
 def use(runtime: Runtime | None) -> None:
-    """Make ``runtime`` the only one of this interpreter; None: there is none any more."""
+    """Make ``runtime`` the only one of this interpreter; None removes it."""
     _only[:] = [] if runtime is None else [runtime]
 
 
@@ -98,13 +98,13 @@ def current() -> Runtime | None:
 
 
 def callers() -> tuple[str, ...]:
-    """Return the models that wait for what the calling code executes, outermost first."""
+    """Return the models that wait for the request of the calling code, outermost first."""
     entered = _ENTERED.get()
     return () if entered is None else entered.callers
 
 
 def caller() -> InferRequest | None:
-    """Return the request that the calling code executes, or one of its batch; None where that is not known."""
+    """Return the request that the calling code executes, or one of its batch; None if it is unknown."""
     entered = _ENTERED.get()
     return None if entered is None else entered.caller
 

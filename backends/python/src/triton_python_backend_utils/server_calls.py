@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Logger:
-    """Writes to the server's log, as from the line that calls; to stdout where there is no server."""
+    """Writes to the server's log, with the file and line of the caller; without a server, to stdout."""
 
     class LogLevel(IntEnum):
         """Source: Triton's LogLevel."""
@@ -84,8 +84,8 @@ _READY = "Failed to check model readiness: "
 def load_model(model_name: Text, config: Text = "", files: Mapping[Text, bytes] | None = None) -> None:
     """Load or reload ``model_name``, and return once it is ready.
 
-    ``config`` is JSON that goes before the repository's; ``files`` maps ``file:<path>`` to contents,
-    which go before the repository's. Raises `TritonModelException`, and TypeError for other arguments.
+    ``config`` is JSON that replaces the repository's config. ``files`` maps ``file:<path>`` to contents that replace
+    the repository's files. Raises `TritonModelException`, and TypeError for other arguments.
     """
     name, json = text(model_name, "model_name"), text(config, "config")
     contents = _files(name, files)
@@ -97,7 +97,7 @@ def load_model(model_name: Text, config: Text = "", files: Mapping[Text, bytes] 
 
 
 def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
-    """Unload ``model_name``: it takes no more requests once this returns. Raises `TritonModelException`."""
+    """Unload ``model_name``. When this returns, it accepts no requests. Raises `TritonModelException`."""
     name, with_dependents = text(model_name, "model_name"), truth(unload_dependents, "unload_dependents")
     services = _services(_UNLOAD)
     try:
@@ -107,7 +107,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
-    """True if ``model_name`` (that version, or any) would take requests. Raises `TritonModelException`."""
+    """True if ``model_name`` (that version, or any) accepts requests. Raises `TritonModelException`."""
     name, version = text(model_name, "model_name"), text(model_version, "model_version")
     services = _services(_READY)
     try:
@@ -119,7 +119,7 @@ def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
 def get_model_dir() -> str:
     """Return the directory of the calling model's version, absolute or as the repository was named.
 
-    Any time from when ``model.py`` is imported. Raises `TritonModelException` where no model calls.
+    Valid as soon as ``model.py`` is imported. Raises `TritonModelException` if the caller is no model.
     """
     runtime = runtimes.current()
     if runtime is None:

@@ -37,7 +37,7 @@ def test_what_is_required_is_installed_and_numpy_beside_it(
     model: Path, cache: Path, wheels: Wheels, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "headrace.python")
-    monkeypatch.setattr(program, "TELL_S", 0.2)
+    monkeypatch.setattr(program, "PROGRESS_S", 0.2)
     digest = wheels("colour", code="print('blue')")
     wheels("shape", code="print('round')")
     wheels("numpy", "9.9", code="print('numbers')")
