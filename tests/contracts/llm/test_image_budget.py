@@ -83,6 +83,8 @@ def test_no_damaged_file_has_more_pixels_by_pillow(monkeypatch: pytest.MonkeyPat
         (JPEG[:2] + b"\xff\xff\xff\0ab" + frame_header(900, 700, 0xDE) + JPEG[2:], (900, 700)),
         (JPEG[:2] + b"\xff" * 65_000 + JPEG[2:], (40, 30)),
         (JPEG[:2] + b"\xff" * 66_000 + JPEG[2:], (0, 0)),
+        (JPEG[:2] + frame_header(1, 1) + b"\xff" * 65_000 + JPEG[2:], (40, 30)),
+        (JPEG[:2] + frame_header(1, 1) + b"\xff" * 66_000 + JPEG[2:], (0, 0)),  # Pillow reads on: 40 x 30
         (GIF + FRAME, (40, 30)),
         (GIF + b",\x0a\0\0\0\x28\0\x2e\0\0\x08\x01a\0;", (50, 46)),
         (GIF + b"!\xfe\0" + b",\0\0\0\0\0\1\0\1\0\x08\x01a\0;", (256, 256)),
@@ -99,7 +101,7 @@ def test_no_damaged_file_has_more_pixels_by_pillow(monkeypatch: pytest.MonkeyPat
         (file_of("TIFF", 40, 30), (0, 0)),
         (b"", (0, 0)),
     ],
-    ids=range(24),
+    ids=range(26),
 )  # fmt: skip
 def test_of_several_sizes_the_largest_counts(file: bytes, size: tuple[int, int]) -> None:
     assert image_size(file) == size

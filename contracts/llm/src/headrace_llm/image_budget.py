@@ -151,6 +151,8 @@ def _jpeg(file: bytes, blocks: Iterator[None]) -> Iterator[_Size]:
     place = 2
     for _ in blocks:
         found = _MARKER.search(file, place, place + _MAX_GAP)
+        if found is None and len(file) - place > _MAX_GAP:
+            raise _UnreadableError  # decoders read on, and may find another size
         if found is None or (marker := found[1][0]) == _START_OF_SCAN:
             return
         place = found.end()
