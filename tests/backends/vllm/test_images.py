@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
+from headrace_vllm.prompts import decode_bounded_forms_only
+from tests.backends.vllm.test_message_media import fli_in_jpeg
+
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
@@ -78,6 +81,17 @@ def generate(server: Headrace, prompt: str, *images: str) -> tuple[int, dict[str
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")  # of PyTorch, when vLLM imports it
+def test_vllm_itself_decodes_the_bounded_forms_only() -> None:
+    from vllm.multimodal.media import ImageMediaIO
+
+    fli, reader = fli_in_jpeg(), ImageMediaIO()
+    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(ValueError, match="truncated"):
+        reader.load_bytes(fli)
+    decode_bounded_forms_only()
+    assert reader.load_bytes(fli).media.size == (40, 30)
 
 
 def test_an_image_changes_the_answer(server: Headrace) -> None:

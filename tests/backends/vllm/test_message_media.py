@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from PIL import Image
 
-from headrace import InvalidArgument
+from headrace import InvalidArgument, LoadError
 from headrace_llm import image_size
 from headrace_vllm.prompts import addresses_in, check_media, decode_bounded_forms_only, media_in
 
@@ -109,18 +109,37 @@ def fli_in_jpeg() -> bytes:
     return header.ljust(4 + 0x11AF, b"\0") + file.getvalue()[2:]
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """Return the reader of images of vLLM 0.32, in short: with the order of its forms, which are ``name``."""
+    image: Any = ModuleType("vllm.multimodal.image")
+    setattr(image, name, ("AVIF", "BMP", "FLI", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"))
+    media: Any = ModuleType("vllm.multimodal.media")
+
+    class ImageMediaIO:
+        def load_bytes(self, data: bytes) -> tuple[str | None, int]:
+            try:
+                with Image.open(io.BytesIO(data), formats=getattr(image, name)) as opened:
+                    return opened.format, opened.width
+            except OSError as error:
+                raise ValueError(f"Failed to load image: {error}") from error
+
+    media.ImageMediaIO = ImageMediaIO
+    for module in (image, media):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return ImageMediaIO()
+
+
 def test_vllm_decodes_no_file_as_a_form_that_is_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module is that of vLLM 0.32, in short: it has the order of its forms."""
-    vllm: Any = ModuleType("vllm.multimodal.image")
-    vllm.ALLOWED_IMAGE_FORMATS = ("AVIF", "BMP", "FLI", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-    monkeypatch.setitem(sys.modules, "vllm.multimodal.image", vllm)
-
-    def opened() -> tuple[str | None, int]:
-        with Image.open(io.BytesIO(fli_in_jpeg()), formats=vllm.ALLOWED_IMAGE_FORMATS) as image:
-            return image.format, image.width
-
+    """`test_images` has vLLM itself."""
+    reader = stand_in(monkeypatch, "ALLOWED_IMAGE_FORMATS")
     assert image_size(fli_in_jpeg()) == (40, 30)
     with pytest.warns(Image.DecompressionBombWarning):
-        assert opened() == ("FLI", 13000)
+        assert reader.load_bytes(fli_in_jpeg()) == ("FLI", 13000)
     decode_bounded_forms_only()
-    assert opened() == ("JPEG", 40)
+    assert reader.load_bytes(fli_in_jpeg()) == ("JPEG", 40)
+
+
+def test_a_vllm_whose_forms_cannot_be_bounded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "SERVED_FORMATS")
+    with pytest.raises(LoadError, match="decodes images of other forms than PNG, JPEG, GIF, BMP, WEBP"):
+        decode_bounded_forms_only()

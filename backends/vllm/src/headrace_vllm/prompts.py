@@ -16,6 +16,8 @@ from headrace_llm import IMAGE_FORMS, GenerationRequest, ImageBudget, base64_of,
 from headrace_vllm.output_reader import DeltaReader, partial_text
 from headrace_vllm.sampling_parameters import template_arguments
 
+#: An image of one pixel, a PPM: vLLM decodes this form, but its size is not read before.
+_UNBOUNDED_IMAGE: Final = b"P6 1 1 255\n\0\0\0"
 #: Members of a part of a message that hold an address.
 _ADDRESSES: Final = ("audio_url", "file", "image_url", "video_url")
 
@@ -196,8 +198,18 @@ def decode_bounded_forms_only() -> None:
 
     vLLM opens about 35 forms, some by a few bytes in the middle: a file that begins as a JPEG can be a FLI to it, of
     another size. Images from ``allowed_media_domains`` have these forms, too.
+
+    Raises `LoadError` if vLLM decodes another form all the same: its module has changed.
     """
     import_module("vllm.multimodal.image").ALLOWED_IMAGE_FORMATS = IMAGE_FORMS  # type: ignore[attr-defined]
+    try:
+        import_module("vllm.multimodal.media").ImageMediaIO().load_bytes(_UNBOUNDED_IMAGE)
+    except ValueError:
+        return
+    raise LoadError(
+        f"this vLLM decodes images of other forms than {', '.join(IMAGE_FORMS)}, whose sizes are not bounded: "
+        "vllm.multimodal.image does not read ALLOWED_IMAGE_FORMATS"
+    )
 
 
 def _is_image(text: str) -> bool:
