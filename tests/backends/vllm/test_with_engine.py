@@ -407,3 +407,22 @@ def test_the_contract_is_kept(smollm2: Path, tmp_path: Path, monkeypatch: pytest
 
     asyncio.run(main())
     gc.collect()  # that context
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_that_needs_more_memory_than_there_is_says_how_much(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    long = {"max_model_len": 1 << 16, "hf_overrides": {"max_position_embeddings": 1 << 16}}
+    write_model(tmp_path, "smol", model_json(smollm2, **long))
+
+    async def main() -> None:
+        async with Server(tmp_path, exit_on_error=False) as server:
+            (found,) = server.engine.index()
+            assert "2.81 GiB KV cache is needed" in found.reason
+            assert "decreasing `max_model_len`" in found.reason
+
+    asyncio.run(main())
+    gc.collect()

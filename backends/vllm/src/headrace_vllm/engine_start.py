@@ -11,8 +11,9 @@ from dataclasses import fields
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from headrace import ConfigError, Model
+from headrace import ConfigError, LoadError, Model
 from headrace_vllm.engine_arguments import EngineArguments, check_known
+from headrace_vllm.start_errors import collected_errors
 from headrace_vllm.vllm_metrics import ServerMetrics, logger_class
 from headrace_vllm.vllm_version import load_engine
 
@@ -48,7 +49,10 @@ class EngineStart:
         self._metrics = ServerMetrics(model.services, labels) if has_page and model.services else None
 
     def start(self) -> Any:
-        """Return a new ``AsyncLLM``. In a running event loop, which it blocks."""
+        """Return a new ``AsyncLLM``. In a running event loop, which it blocks.
+
+        Raises `LoadError` with the cause if a process of the engine fails to start.
+        """
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -56,13 +60,15 @@ class EngineStart:
         self.close()
         arguments = AsyncEngineArgs(**{**self._arguments.members, "disable_log_stats": True})
         loggers = [logger_class(self._metrics, self._note_cache_usage)] if self._has_stats else None
-        with _STARTING, _visible(self._gpus):
+        with _STARTING, _visible(self._gpus), collected_errors() as errors:
             others = multiprocessing.active_children()
             try:
                 # The defaults of this context are those of vLLM's own server.
                 return AsyncLLM.from_engine_args(
                     arguments, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=loggers
                 )
+            except Exception as error:
+                raise LoadError(f"vLLM does not start model '{self._model.name}': {errors.cause_of(error)}") from error
             finally:
                 self._processes = [each for each in multiprocessing.active_children() if each not in others]
 
