@@ -55,7 +55,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[.
 
 @pytest.fixture(scope="module")
 def loop(start_server: Callable[..., Loop], repository: Path) -> Loop:
-    return start_server(repository)
+    return start_server(repository, http_address="127.0.0.1", http_port=0, allow_grpc=False, allow_metrics=False)
 
 
 def ask(loop: Loop, model: str, **inputs: Any) -> dict[str, Any]:
@@ -245,6 +245,25 @@ def test_words_are_those_of_transformers_pipeline(loop: Loop, repository: Path, 
 def test_a_model_without_alignment_heads_has_no_words(loop: Loop) -> None:
     with pytest.raises(InvalidArgument, match="lacks 'alignment_heads'"):
         ask_speech(loop, "hear", file_of(sound(0.1)), wanted=["words"])
+
+
+def test_a_transcription_with_words_by_a_model_without_alignment_heads_is_a_bad_request(loop: Loop) -> None:
+    pytest.importorskip("headrace_openai")
+    httpx = pytest.importorskip("httpx")
+    loop.run(loop.server.start_frontends())
+    (port,) = [each.port for each in loop.server.frontends if each.name == "http"]  # type: ignore[attr-defined]
+
+    def ask(model: str) -> tuple[int, dict[str, Any]]:
+        fields = {"model": model, "response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        url, files = f"http://127.0.0.1:{port}/v1/audio/transcriptions", {"file": file_of(sound(0.1))}
+        answer = httpx.post(url, data=fields, files=files, timeout=60)
+        return answer.status_code, answer.json()
+
+    status, answer = ask("timed")
+    assert (status, type(answer["words"])) == (200, list)
+    status, answer = ask("hear")
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert "lacks 'alignment_heads'" in answer["error"]["message"]
 
 
 def test_a_request_for_the_text_alone_is_read_without_timestamps(loop: Loop, repository: Path) -> None:
