@@ -21,7 +21,7 @@ import tritonclient.http
 from tests.deploy.image import ROOT, built, why_not
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
-MOST_BYTES = 400_000_000
+MAX_BYTES = 400_000_000
 #: The command of the HEALTHCHECK.
 HEALTHCHECK: list[str] = json.loads(re.findall(r"^    CMD (\[.*\])$", DOCKERFILE.read_text(), re.MULTILINE)[0])
 #: Makes the tree $1 the root of the rest of the command line, read only but for /tmp, as the user of the image.
@@ -69,7 +69,7 @@ def in_image(tree: Path, *words: str) -> subprocess.Popen[str]:
 
 def test_it_is_smaller_than_400_mb(tree: Path) -> None:
     done = subprocess.run(["du", "-sxB1", tree], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[0]) < MOST_BYTES
+    assert int(done.stdout.split()[0]) < MAX_BYTES
 
 
 def test_its_bill_of_materials_names_what_is_installed(tree: Path) -> None:

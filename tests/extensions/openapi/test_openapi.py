@@ -17,7 +17,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 import headrace
 from headrace import HttpRoute
 from headrace_openapi import document
-from headrace_openapi.document import MOST_BYTES, MOST_MODEL_BYTES
+from headrace_openapi.document import MAX_BYTES, MAX_MODEL_BYTES
 from headrace_testing import ExtensionConformance, ServedExtension
 from headrace_testing.serving import on_loop
 from headrace_testing.serving import serve as serve_here
@@ -256,8 +256,8 @@ def test_with_500_models_it_is_bounded(tmp_path: Path) -> None:
     paths = json.loads(written)["paths"]
     assert len(paths) == 500, "all but the wide one"
     assert "1 of them do not fit" in json.loads(written)["info"]["description"]
-    assert len(written) < 1 << 20 < MOST_BYTES
-    assert max(len(json.dumps(item)) for item in paths.values()) < MOST_MODEL_BYTES
+    assert len(written) < 1 << 20 < MAX_BYTES
+    assert max(len(json.dumps(item)) for item in paths.values()) < MAX_MODEL_BYTES
 
 
 def test_two_servers_of_one_process_have_descriptions_of_their_own(

@@ -13,7 +13,7 @@ import pytest
 from headrace_testing import CommandConformance
 from headrace_trace.trace_command import TraceCommand
 from headrace_trace.trace_reading import read_traces
-from headrace_trace.waterfall import MOST_ROWS, as_svg, as_text, rows
+from headrace_trace.waterfall import MAX_ROWS, as_svg, as_text, rows
 from tests.conftest import HEADRACE
 
 TRITONS = Path(__file__).with_name("triton.json")
@@ -148,8 +148,8 @@ def test_calls_in_a_circle_and_a_thousand_deep_end(tmp_path: Path) -> None:
     assert [root.id for root in roots] == [1, 3]
     deep = [(number, number - 1, "m", events) for number in range(1, 3000)]
     (root,) = read_traces(str(made(tmp_path / "deep.json", deep)))
-    assert len(rows(root)) == MOST_ROWS
-    assert len(as_text(root).splitlines()) == MOST_ROWS + 1
+    assert len(rows(root)) == MAX_ROWS
+    assert len(as_text(root).splitlines()) == MAX_ROWS + 1
     assert run(str(tmp_path / "deep.json")) == 0
 
 

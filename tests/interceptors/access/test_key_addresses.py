@@ -254,7 +254,7 @@ def test_a_caller_that_leaves_does_not_disturb_others_that_wait(path: Path, issu
 
 
 def test_the_number_that_waits_is_bounded(path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_sets, "_MOST_WAITING", 3)
+    monkeypatch.setattr(key_sets, "_MAX_WAITING", 3)
 
     async def main() -> None:
         access = access_of(path)

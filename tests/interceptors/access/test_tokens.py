@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from headrace import ConfigError, Operation, PermissionDenied, Unauthenticated, Unavailable
-from headrace_access import AccessControl, tokens, verification_pace
+from headrace_access import AccessControl, tokens, verification_limiter
 from tests.interceptors.access.access_files import (
     ALL,
     EC,
@@ -234,8 +234,8 @@ def test_a_token_is_verified_once_until_it_expires(path: Path, monkeypatch: pyte
 
 
 def test_what_is_kept_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_KEPT", 3)
-    monkeypatch.setattr(tokens, "_KEPT_WRONG", 3)
+    monkeypatch.setattr(tokens, "_MAX_KNOWN", 3)
+    monkeypatch.setattr(tokens, "_MAX_WRONG", 3)
     access = access_of(path)
     assert access._watcher is not None
     for number in range(10):
@@ -249,23 +249,23 @@ def test_what_is_kept_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_flood_of_unknown_tokens_takes_a_fifth_of_the_time(path: Path) -> None:
     """Each verification takes 10 ms, and tokens arrive each ms."""
     now_ns = busy_ns = 0
-    pace, refused = verification_pace.VerificationPace(lambda: now_ns, lambda: busy_ns), 0
+    limiter, refused = verification_limiter.VerificationLimiter(lambda: now_ns, lambda: busy_ns), 0
     for _ in range(5000):
         try:
-            begun_ns = pace.begin()
+            begun_ns = limiter.begin()
         except Unavailable:
             refused += 1
             now_ns += 1_000_000
         else:
             now_ns, busy_ns = now_ns + 10_000_000, busy_ns + 10_000_000
-            pace.end(begun_ns)
+            limiter.end(begun_ns)
     assert busy_ns == (5000 - refused) * 10_000_000
     assert 0.2 * now_ns <= busy_ns <= 0.2 * now_ns + 110_000_000  # 100 ms at once, and the last one
     access = access_of(path)
     known = token()
     ask(access, known)
     assert access._watcher is not None
-    access._watcher.tokens._pace._left_ns = -(10**12)
+    access._watcher.tokens._limiter._left_ns = -(10**12)
     with pytest.raises(Unavailable) as caught:
         ask(access, token(jti="1"))
     text = "too many unknown tokens arrive at once to verify them"
@@ -276,7 +276,7 @@ def test_a_flood_of_unknown_tokens_takes_a_fifth_of_the_time(path: Path) -> None
 def test_one_unknown_token_is_verified_in_each_turn_of_the_event_loop(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification_pace, "_MOST_WAITING", 12)
+    monkeypatch.setattr(verification_limiter, "_MAX_WAITING", 12)
     verified: list[int] = []
     turn = 0
     verify = tokens.Tokens._verify

@@ -32,55 +32,55 @@ def names(victims: list[ModelState] | None) -> list[str] | None:
     return None if victims is None else [each.name for each in victims]
 
 
-def any_may_go(each: ModelState) -> bool:
+def any_model(each: ModelState) -> bool:
     return True
 
 
 def test_the_least_recently_used_goes_first_and_no_more_than_needed() -> None:
     made = budget(100, a=40, b=30, c=30)
     known = residents(state("a", 2), state("b", 1), state("c", 3))
-    assert names(made.victims([{"host": 10}], known, (), (), any_may_go)) == ["b"]
-    assert names(made.victims([{"host": 35}], known, (), (), any_may_go)) == ["a"]  # b alone is not enough, a is
-    assert names(made.victims([{"host": 60}], known, (), (), any_may_go)) == ["b", "a"]
-    assert names(made.victims([{"host": 100}], known, (), (), any_may_go)) == ["b", "a", "c"]
+    assert names(made.victims([{"host": 10}], known, (), (), any_model)) == ["b"]
+    assert names(made.victims([{"host": 35}], known, (), (), any_model)) == ["a"]  # b alone is not enough, a is
+    assert names(made.victims([{"host": 60}], known, (), (), any_model)) == ["b", "a"]
+    assert names(made.victims([{"host": 100}], known, (), (), any_model)) == ["b", "a", "c"]
 
 
 def test_nothing_goes_if_it_would_not_help() -> None:
     made = budget(100, a=40, busy=60)
     known = residents(state("a", 1), state("busy", 2))
     assert made.victims([{"host": 50}], known, (), (), lambda each: each.name != "busy") is None
-    assert made.victims([{"host": 50}], known, ["busy"], (), any_may_go) is None
+    assert made.victims([{"host": 50}], known, ["busy"], (), any_model) is None
 
 
 def test_what_leaves_already_counts() -> None:
-    made = budget(100, a=40, leaving=60)
-    assert names(made.victims([{"host": 60}], residents(state("a", 1)), (), ["leaving"], any_may_go)) == []
+    made = budget(100, a=40, eviction=60)
+    assert names(made.victims([{"host": 60}], residents(state("a", 1)), (), ["eviction"], any_model)) == []
 
 
 @pytest.mark.parametrize(
-    ("may_go", "expected"), [(any_may_go, ["ensemble", "step"]), (lambda each: each.name != "ensemble", None)]
+    ("is_evictable", "expected"), [(any_model, ["ensemble", "step"]), (lambda each: each.name != "ensemble", None)]
 )
 def test_a_step_goes_after_the_ensemble_that_needs_it_or_not_at_all(
-    may_go: Callable[[ModelState], bool], expected: list[str] | None
+    is_evictable: Callable[[ModelState], bool], expected: list[str] | None
 ) -> None:
     made = budget(100, ensemble=0, step=90)
     known = residents(state("step", 1), state("ensemble", 2, "step"))
-    assert names(made.victims([{"host": 50}], known, (), (), may_go)) == expected
+    assert names(made.victims([{"host": 50}], known, (), (), is_evictable)) == expected
 
 
 def test_each_device_has_a_budget_of_its_own() -> None:
     made = MemoryBudget({"host": 100, "gpu 0": 50})
     made.charges = {"a": {"host": 10, "gpu 0": 50}, "b": {"host": 90}}
     known = residents(state("b", 1), state("a", 2))
-    assert names(made.victims([{"gpu 0": 10}], known, (), (), any_may_go)) == ["a"]
-    assert made.impossible({"c": {"gpu 0": 51}}) == (
+    assert names(made.victims([{"gpu 0": 10}], known, (), (), any_model)) == ["a"]
+    assert made.why_impossible({"c": {"gpu 0": 51}}) == (
         "it needs 51 bytes on gpu 0, and all models together may use 50 bytes (--on-demand-gpu-memory)"
     )
-    assert made.impossible({"c": {"host": 60}, "d": {"host": 60}}) == (
+    assert made.why_impossible({"c": {"host": 60}, "d": {"host": 60}}) == (
         "it needs 120 bytes on host (c: 60 bytes, d: 60 bytes), and all models together may use 100 bytes "
         "(--on-demand-memory)"
     )
-    assert made.impossible({"c": {"host": 100, "gpu 0": 50}}) == ""
+    assert made.why_impossible({"c": {"host": 100, "gpu 0": 50}}) == ""
 
 
 def test_random_models_always_fit_after_their_victims() -> None:
@@ -112,5 +112,5 @@ def test_thousands_of_busy_models_block_the_event_loop_for_milliseconds() -> Non
     known = residents(*(state(f"m{number}", number) for number in range(count)))
     began_s = monotonic()
     assert made.victims([{"host": 1}], known, (), (), lambda each: False) is None
-    assert len(made.victims([{"host": count // 2}], known, (), (), any_may_go) or ()) == count // 2
+    assert len(made.victims([{"host": count // 2}], known, (), (), any_model) or ()) == count // 2
     assert monotonic() - began_s < 1  # not quadratic, which takes 10 s

@@ -21,7 +21,7 @@ def wanted(*names: str, size: int = 0, **config: Any) -> Mapping[str, tuple[Load
     for name in names:
         model = LoadableModel(name, ModelConfig(name=name, **{"backend": "python", **config}), size * MIB, ())
         state = ModelState(name, lambda: None)
-        state.describe(model, ModelSettings())
+        state.read_config(model, ModelSettings())
         made[name] = model, state
     return made
 
@@ -37,7 +37,7 @@ def test_a_model_in_a_process_needs_what_the_largest_one_of_its_backend_had() ->
     assert estimates.unmeasured(model for model, _ in models.values()) == {"python"}
     for size in (131, 100):
         models["a"][1].process_bytes = size * MIB
-        estimates.learn(models["a"][1])
+        estimates.record(models["a"][1])
     assert mib(estimates.of("a", models, {})) == {"a": 131, "b": 131}
     assert estimates.unmeasured(model for model, _ in models.values()) == set()
 

@@ -189,7 +189,7 @@ def test_a_request_on_a_stream_counts_and_one_that_belongs_to_another_does_not()
 
 
 def test_callers_whose_quota_is_whole_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use_table, "KEPT", 10)
+    monkeypatch.setattr(use_table, "KEEP", 10)
     limited = Limited(rate=1, burst=2)
     for number in range(1000):
         limited.now_s += 0.1
@@ -206,8 +206,8 @@ def test_callers_whose_quota_is_whole_are_forgotten_and_no_others(monkeypatch: p
 
 
 def test_a_flood_of_new_callers_is_bounded_although_none_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use_table, "KEPT", 10)
-    monkeypatch.setattr(use_table, "MOST_USES", 50)
+    monkeypatch.setattr(use_table, "KEEP", 10)
+    monkeypatch.setattr(use_table, "MAX_USES", 50)
     limited = Limited(rate=0.001, burst=2)
     (busy,) = limited.ask("busy")
     for number in range(500):

@@ -41,7 +41,7 @@ class Asked:
         """Return what becomes of an inference."""
         use = self.made.table.uses.get((principal, model))
         if use is not None:
-            use.gate.quick = VIEW
+            use.gate.metered_view = VIEW
         if self._by_meters and use is not None and self.made.table.uses[principal, model].begin(VIEW, size_bytes):
             self.begins += 1
             self.begun.append(use.end)
@@ -57,14 +57,14 @@ class Asked:
         return "admitted"
 
     def state(self) -> list[Any]:
-        """Return what is counted: in flight, by account, and in the figures."""
+        """Return what is counted: in flight, by account, and in the counters."""
         found: list[Any] = [in_flight(self.made)]
         for use in self.made.table.uses.values():
             for account in (use.total, use.own):
                 if account is not None:
                     found += [account.in_flight, max(account.full_s, self.now_s)]
                     found += [max(account.input_bytes.full_s, self.now_s)] if account.input_bytes else []
-            found += [use.in_flight, use.figures.admitted, use.figures.input_bytes]
+            found += [use.in_flight, use.counters.admitted, use.counters.input_bytes]
         return found
 
 
@@ -118,12 +118,12 @@ def test_a_version_that_is_not_known_or_has_tokens_is_admitted(tmp_path: Path) -
     use, view = asked.made.table.uses["p", "m"], FakeView()
     for is_known, has_tokens in ((False, False), (True, True)):
         if is_known:
-            use.gate.learn(view, has_tokens)  # type: ignore[arg-type]
+            use.gate.observe(view, has_tokens)  # type: ignore[arg-type]
         assert not use.begin(view, 10)  # type: ignore[arg-type]
-    use.gate.learn(view, False)  # type: ignore[arg-type]
+    use.gate.observe(view, False)  # type: ignore[arg-type]
     assert use.begin(view, 10)  # type: ignore[arg-type]
     assert not use.begin(VIEW, 10)
-    use.gate.settle()  # the next request says which version is asked
+    use.gate.recompute()  # until the next request
     assert not use.begin(view, 10)  # type: ignore[arg-type]
 
 
@@ -146,7 +146,7 @@ def test_a_full_gate_leaves_the_request_to_admission(tmp_path: Path) -> None:
         asked.ask(principal, "m", 10)
         asked.begun.pop()()
     uses = [asked.made.table.uses[principal, "m"] for principal in "pq"]
-    uses[0].gate.quick = VIEW
+    uses[0].gate.metered_view = VIEW
     assert [use.begin(VIEW, 1) for use in (*uses, *uses)] == [True, True, False, False]
     assert uses[0].finish > 0  # others use the model: each request has its cost
     assert in_flight(asked.made) == 2
@@ -199,8 +199,8 @@ def test_inferences_pass_without_admission_and_end(
             assert http.post(url, json=BODY).json()["outputs"][0]["data"] == [1]
             assert client.infer("m", [tensor], headers=headers).as_numpy("y").tolist() == [[1]]
         assert len(admitted) < 4, admitted  # the first one; the gate settles once per second, or sooner at first
-        before, figures = len(admitted), quotas.table.uses["many", "m"].figures
-        counted = figures.admitted
+        before, counters = len(admitted), quotas.table.uses["many", "m"].counters
+        counted = counters.admitted
         assert counted == 10
         for content in (b"{", b'{"inputs": []}', json.dumps(BODY | {"outputs": [{"name": "no"}]}).encode()):
             refused = http.post(url, content=content)
@@ -208,7 +208,7 @@ def test_inferences_pass_without_admission_and_end(
             assert "failed inside" not in refused.text
         with pytest.raises(InferenceServerException):
             client.infer("m", [tensor], headers=headers, outputs=[grpc_client.InferRequestedOutput("no")])
-        assert figures.admitted == counted + 4  # each once
+        assert counters.admitted == counted + 4  # each once
         assert len(admitted) - before <= 3
         assert in_flight(quotas) == 0
         few = {"authorization": f"Bearer {keys['few']}"}

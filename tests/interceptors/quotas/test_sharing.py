@@ -232,7 +232,7 @@ def test_a_full_queue_refuses_the_one_that_waits_with_the_most(shared: Callable[
             made.ask("large", size=101)
         made.ask("small", size=101)  # it waits with less than the large one, which is refused
         assert "large" not in await made.serve(6)
-        refused = made.made.figures.by_label
+        refused = made.made.counters.by_label
         assert {name: each.refused["queue_full"] for name, each in refused.items()} == {
             "flood": 4, "quiet": 0, "large": 2, "small": 0,
         }  # fmt: skip
@@ -394,7 +394,7 @@ async def collected(server: Any) -> list[Any]:
     return list(server.engine.collect())
 
 
-# ---------------------------------------------------------------------- those who leave, and the end of the server
+# ---------------------------------------------------------------------- disconnects, and the end of the server
 
 
 @pytest.fixture(scope="module")
@@ -476,7 +476,7 @@ def test_a_storm_of_callers_that_leave_leaks_no_slot(busy: tuple[Any, Quotas, di
 
     asyncio.run(storm())
     require_empty(server, quotas)
-    assert all(quotas.figures.by_label[name].waited_s > 0 for name in keys)
+    assert all(quotas.counters.by_label[name].waited_s > 0 for name in keys)
     answered = httpx.post(url(server) + INFER, json=BODY, headers={"X-Api-Key": keys["alice"]})
     assert answered.status_code == 200
 
@@ -494,12 +494,12 @@ def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path) -> None:
 
         async def ask() -> None:
             asking = [asyncio.create_task(_ask_on(server, keys["alice"], 1, note)) for _ in range(6)]
-            while "alice" not in quotas.figures.by_label or quotas.figures.by_label["alice"].admitted < 6:
+            while "alice" not in quotas.counters.by_label or quotas.counters.by_label["alice"].admitted < 6:
                 await asyncio.sleep(0.001)
             stopping = asyncio.run_coroutine_threadsafe(server.stop(), server.loop)
             await asyncio.wait_for(asyncio.gather(*asking), 60)
             await asyncio.wrap_future(stopping)
 
         asyncio.run(ask())
-        assert quotas.figures.by_label["alice"].waited_s > 0
+        assert quotas.counters.by_label["alice"].waited_s > 0
     assert sum(answered) == 6

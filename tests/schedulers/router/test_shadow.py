@@ -133,7 +133,7 @@ def test_copies_in_flight_are_bounded_and_the_rest_is_counted() -> None:
 
 
 def test_the_inputs_of_copies_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_router.shadow._MOST_BYTES", 3 * ROW.nbytes)
+    monkeypatch.setattr("headrace_router.shadow._MAX_BYTES", 3 * ROW.nbytes)
 
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1", shadow="b = 1"))

@@ -110,7 +110,7 @@ def test_a_web_server_is_read_and_followed(site: tuple[str, Path], tmp_path: Pat
 
 
 def test_a_web_server_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsspec_store, "MOST_FOLDERS", 20)
+    monkeypatch.setattr(fsspec_store, "MAX_FOLDERS", 20)
     with faulty_s3() as server:
         page = '<a href="x/">x</a>'
         server.fault = lambda request: request.answer(200, page, **{"Content-Type": "text/html"})

@@ -219,7 +219,7 @@ def test_files_beside_the_models_and_hidden_folders_are_no_models() -> None:
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_listing, "MOST_OBJECTS", 2)
+    monkeypatch.setattr(model_listing, "MAX_OBJECTS", 2)
     assert _listing(Kept("m/1", "m/2")).models() == ["m"]
     for paths in (("m/1", "m/2", "m/3"), ("m/1", "m/2", "m/3", "n//w")):
         with pytest.raises(LoadError, match="has more than 2 objects"):

@@ -22,7 +22,7 @@ KEY_BYTES = 32
 #: Of a line that has a key only.
 DEFAULT_ID = "default"
 KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_MOST_BYTES = 64 * 1024
+_MAX_BYTES = 64 * 1024
 _LINE_EXPECTED = "expected a key id, a blank and 32 bytes in base64"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -61,14 +61,14 @@ class KeySource:
             with open_regular(Path(self.name)) as file:
                 if why := _why_not_private(file):
                     raise LoadError(f"{self} {why}")
-                content = file.read(_MOST_BYTES + 1)
+                content = file.read(_MAX_BYTES + 1)
         except OSError as error:
             raise LoadError(f"{self} cannot be read: {error.strerror}") from error
         return self._parse(content)
 
     def _parse(self, content: bytes) -> Keys:
-        if len(content) > _MOST_BYTES:
-            raise LoadError(f"{self} has more than {_MOST_BYTES} bytes")
+        if len(content) > _MAX_BYTES:
+            raise LoadError(f"{self} has more than {_MAX_BYTES} bytes")
         keys: dict[str, bytes] = {}
         for number, line in enumerate(content.splitlines(), 1):
             words = line.split()

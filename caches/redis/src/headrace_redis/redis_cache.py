@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PREFIX = b"headrace:1:"
 #: How long a connection, and an answer, is waited for where the settings say nothing. Requests do not wait as long.
 _DEFAULT_TIMEOUT_MS = 5000
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 
 
 def _from_environment(name: str, default: str = "") -> Any:
@@ -63,7 +63,7 @@ class RedisParameters:
             ("db", 0, 1 << 31),
             ("connect_timeout", 0, 1 << 31),
             ("socket_timeout", 0, 1 << 31),
-            ("pool_size", 1, _MOST_THREADS),
+            ("pool_size", 1, _MAX_THREADS),
             ("wait_timeout", 0, 1 << 31),
             ("max_entry_bytes", 1, 512 << 20),
             ("expire_seconds", 0, 1 << 31),

@@ -25,7 +25,7 @@ _OTHERS_OLDEST = 17
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _MANYLINUX = re.compile(r"manylinux_2_(\d+)_(\w+)")
 #: Characters of pip's own words in an error.
-_MOST = 2000
+_MAX = 2000
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def run_pip(*words: str | Path, step: ShowStep) -> None:
                 step("wheels", found[0])
     if process.returncode:
         wrong = [line for line in lines if "ERROR" in line] or lines
-        raise ConfigError(f"pip {words[0]} failed: {''.join(wrong).strip()[-_MOST:]}")
+        raise ConfigError(f"pip {words[0]} failed: {''.join(wrong).strip()[-_MAX:]}")
 
 
 def pin(wheels: Sequence[Path]) -> None:

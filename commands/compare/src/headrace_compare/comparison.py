@@ -23,9 +23,9 @@ from headrace_compare.documented import page_of, page_of_absent_statistics
 from headrace_compare.request_sources import ComparedRequest, completed
 
 #: Differences that are kept one by one; the rest is counted.
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 #: Requests in a row that neither server answers, after which the comparison ends.
-_MOST_UNANSWERED = 5
+_MAX_UNANSWERED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Comparison:
             else:
                 count += 1
                 self.kinds[each.kind] += 1
-            if len(self.found) < MOST_KEPT:
+            if len(self.found) < MAX_KEPT:
                 self.found.append(Found(model, place, each, docs))
         return count
 
@@ -177,7 +177,7 @@ class Comparer:
             times.append(time.monotonic_ns() - begin)
         silent = sum(any(each.status == NO_ANSWER for each in answer) for answer in answers)
         self._unanswered = self._unanswered + 1 if silent == len(answers) else 0
-        if self._unanswered >= _MOST_UNANSWERED:
+        if self._unanswered >= _MAX_UNANSWERED:
             raise Unreachable(f"neither server answers: {answers[0][0].error}")
         self.result.requests[request.model] += 1
         differences = compare_streams(answers[0], answers[1], self._tolerances, same_protocol=self._same_protocol)

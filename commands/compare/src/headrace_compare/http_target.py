@@ -16,7 +16,7 @@ from headrace_compare.request_sources import ComparedRequest
 _JSON_LENGTH = "Inference-Header-Content-Length"
 #: Headers of an answer that clients read. The length of the JSON part is compared by its presence.
 _HEADERS = ("content-type", "content-encoding")
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 
 class HttpTarget:
@@ -64,7 +64,7 @@ class HttpTarget:
             try:
                 self._connection.request(method, self._path + path, body, {**self._headers, **headers})
                 reply = self._connection.getresponse()
-                return reply.status, reply.headers, reply.read(_MOST_BYTES)
+                return reply.status, reply.headers, reply.read(_MAX_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
                 if is_last or isinstance(error, TimeoutError):
@@ -96,7 +96,7 @@ def _decoded(status: int, head: http.client.HTTPMessage, content: bytes) -> Serv
     headers[_JSON_LENGTH.lower()] = "present" if length else ""
     try:
         if head.get("content-encoding", "identity") in ("gzip", "deflate"):
-            content = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(content, _MOST_BYTES)
+            content = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(content, _MAX_BYTES)
         document = json.loads(content[: int(length)] if length else content)
         if not isinstance(document, dict):
             raise TypeError("the body is no JSON object")

@@ -16,7 +16,7 @@ from headrace_compare.named_tensors import BINARY_ONLY, BadTensor, NamedTensor, 
 from headrace_compare.request_headers import checked_headers
 
 #: The longest line of a file of requests, and the largest JSON of perf_analyzer.
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 #: The size of a variable dimension is drawn from 1 to this.
 _LARGEST_DIMENSION = 8
 
@@ -51,14 +51,14 @@ def read_requests(path: Path, model: str) -> Iterator[ComparedRequest]:
             head = file.read(4096).lstrip()
             file.seek(0)
             if _is_whole_document(head):
-                yield from _read_perf_analyzer(file.read(_MOST_BYTES + 1), path, model)
+                yield from _read_perf_analyzer(file.read(_MAX_BYTES + 1), path, model)
                 return
             for number in range(1, 1 << 62):
-                line = file.readline(_MOST_BYTES + 1)
+                line = file.readline(_MAX_BYTES + 1)
                 if not line:
                     return
-                if len(line) > _MOST_BYTES:
-                    raise BadRequests(f"{path}:{number}: more than {_MOST_BYTES >> 20} MiB")
+                if len(line) > _MAX_BYTES:
+                    raise BadRequests(f"{path}:{number}: more than {_MAX_BYTES >> 20} MiB")
                 if line.strip():
                     yield _of_line(_parse(line, f"{path}:{number}"), f"{path}:{number}", model)
     except OSError as error:
@@ -117,8 +117,8 @@ def _checked(request: ComparedRequest) -> ComparedRequest:
 
 
 def _read_perf_analyzer(text: bytes, path: Path, model: str) -> Iterator[ComparedRequest]:
-    if len(text) > _MOST_BYTES:
-        raise BadRequests(f"{path}: more than {_MOST_BYTES >> 20} MiB")
+    if len(text) > _MAX_BYTES:
+        raise BadRequests(f"{path}: more than {_MAX_BYTES >> 20} MiB")
     document = _parse(text, str(path))
     if not model:
         raise BadRequests(f"{path}: perf_analyzer's file names no model: give --model")

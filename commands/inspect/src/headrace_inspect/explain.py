@@ -10,7 +10,7 @@ from headrace import ServerCommand, draw_table, one_line
 
 _BAR = 40
 #: Up to this many sizes have a bar each. More are grouped.
-_MOST_BARS = 16
+_MAX_BARS = 16
 
 
 class Explain(ServerCommand):
@@ -101,7 +101,7 @@ def _bars(counted: Sequence[tuple[object, int]]) -> Iterator[str]:
 
 def _joined(sizes: Sequence[tuple[int, int]]) -> Sequence[tuple[object, int]]:
     """Return ``sizes``; if there are more than 16, grouped between powers of two."""
-    if len(sizes) <= _MOST_BARS:
+    if len(sizes) <= _MAX_BARS:
         return sizes
     joined: dict[str, int] = {}
     for rows, count in sizes:

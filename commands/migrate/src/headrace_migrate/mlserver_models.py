@@ -21,7 +21,7 @@ _PAGE = "docs/migrating.md#mlserver"
 _SKLEARN = "mlserver_sklearn.SKLearnModel"
 #: Where MLServer looks for a model of scikit-learn, in a directory without a name of a file.
 _WELL_KNOWN = ("model.joblib", "model.pickle", "model.pkl")
-_MOST_ROWS, _LONGEST_DELAY_S, _MOST_INSTANCES = 1_000_000, 3600, 1024
+_MAX_ROWS, _LONGEST_DELAY_S, _MAX_INSTANCES = 1_000_000, 3600, 1024
 _MODULES = {"mlserver_xgboost", "mlserver_lightgbm", "mlserver_catboost"}
 _FLAGS = {"http_port": "http-port", "grpc_port": "grpc-port", "metrics_port": "metrics-port", "host": "http-address"}
 _MODEL = '''"""Serves a model of scikit-learn as MLServer does: written by headrace migrate."""
@@ -126,9 +126,9 @@ def _read_model(file: Path, settings: Mapping[str, Any], report: Report) -> Writ
     size = settings.get("max_batch_size", 0)
     delay, workers = settings.get("max_batch_time", 0), settings.get("parallel_workers") or 1
     for setting, value, most in (
-        ("max_batch_size", size, _MOST_ROWS),
+        ("max_batch_size", size, _MAX_ROWS),
         ("max_batch_time", delay, _LONGEST_DELAY_S),
-        ("parallel_workers", workers, _MOST_INSTANCES),
+        ("parallel_workers", workers, _MAX_INSTANCES),
     ):
         kinds = int | float if setting == "max_batch_time" else int
         if not (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most):

@@ -11,7 +11,7 @@ from headrace_migrate.dockerfile_syntax import NAMES
 from headrace_migrate.report import BadInput
 
 #: The largest text that is read: the manifests of a whole cluster are smaller.
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 class SourceKind(Enum):
@@ -27,17 +27,17 @@ def read_text(name: str) -> str:
     """Return the text of the file ``name``, or of stdin for ``-``. Raises `BadInput`."""
     try:
         if name == "-":
-            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+            content = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO without a writer does not block
             with os.fdopen(os.open(name, flags), "rb") as file:
                 if not Path(name).is_file():
                     raise BadInput(f"{name}: no regular file")
-                content = file.read(MOST_BYTES + 1)
+                content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror or error}") from error
-    if len(content) > MOST_BYTES:
-        raise BadInput(f"{name}: more than {MOST_BYTES >> 20} MiB: no manifest is so large")
+    if len(content) > MAX_BYTES:
+        raise BadInput(f"{name}: more than {MAX_BYTES >> 20} MiB: no manifest is so large")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ from headrace_migrate.report import BadInput, Report, Verdict
 from headrace_migrate.yaml_documents import documents, fields_of, text_of
 
 _MANIFEST = "MAR-INF/MANIFEST.json"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _PAGE = "docs/migrating.md#torchserve"
 #: Handlers of TorchServe whose input tensor is known, and what they do beside the model.
 _HANDLERS = {
@@ -108,7 +108,7 @@ def _contents(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     with archive.open(name) as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise BadInput(f"{path}: {name} has more than {_MOST_BYTES >> 20} MiB")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise BadInput(f"{path}: {name} has more than {_MAX_BYTES >> 20} MiB")
     return content

@@ -9,7 +9,7 @@ import yaml
 from headrace_migrate.report import BadInput
 
 #: Nodes of one file: more than any manifest has. An alias is no further node.
-_MOST_NODES = 500_000
+_MAX_NODES = 500_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -39,8 +39,8 @@ def nodes_of(root: yaml.Node) -> Iterator[yaml.Node]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if len(seen) > _MOST_NODES:
-            raise BadInput(f"more than {_MOST_NODES} nodes: no manifest is so large")
+        if len(seen) > _MAX_NODES:
+            raise BadInput(f"more than {_MAX_NODES} nodes: no manifest is so large")
         yield node
         if isinstance(node, yaml.MappingNode):
             waiting += [child for pair in reversed(node.value) for child in reversed(pair)]

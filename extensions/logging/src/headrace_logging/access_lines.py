@@ -25,7 +25,7 @@ from headrace import Code, FinishedInference
 #: Texts of callers are cut to so many characters.
 LONGEST = 256
 #: At most this many templates are kept, because callers choose some of what is in them.
-_MOST_TEMPLATES = 1024
+_MAX_TEMPLATES = 1024
 _SIGNS = "_.:/@+-"
 _PLAIN = re.compile(rf"[A-Za-z0-9{_SIGNS}]+").fullmatch
 _PLAIN_BYTES = bytes(sorted({*range(48, 58), *range(65, 91), *range(97, 123), *_SIGNS.encode()}))
@@ -82,7 +82,7 @@ class _Templates(dict[_Key, str]):
         self._make = make
 
     def __missing__(self, key: _Key) -> str:
-        if len(self) >= _MOST_TEMPLATES:
+        if len(self) >= _MAX_TEMPLATES:
             self.clear()
         self[key] = made = self._make(_Common(*key))
         return made

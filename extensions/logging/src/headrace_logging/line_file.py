@@ -24,7 +24,7 @@ from headrace import ConfigError, rate_limited_logger
 log = rate_limited_logger(__name__)
 
 #: If so many records wait for the thread, those of the next `GATHER_S` are dropped.
-MOST = 16_384
+MAX = 16_384
 #: Records of this time are written together.
 GATHER_S = 0.1
 #: Records that are formatted and written at once: this keeps the event loop waiting for about 1 ms.
@@ -61,7 +61,7 @@ class LineFile:
     is::
 
         _wake_up --a record--> deque.append --nothing came for GATHER_S--> _wake_up
-                               deque.append --MOST wait--> _refuse --there is room--> deque.append
+                               deque.append --MAX wait--> _refuse --there is room--> deque.append
     """
 
     def __init__(self, path: str, lines: Lines, name: str, flag: str) -> None:
@@ -89,7 +89,7 @@ class LineFile:
 
     def add_now(self, record: tuple[Any, ...]) -> None:
         """Add a record that is written at once: for few of them. Any thread; never blocks."""
-        if len(self._waiting) >= MOST:
+        if len(self._waiting) >= MAX:
             self._refuse(record)
             return
         self._waiting.append(record)
@@ -111,7 +111,7 @@ class LineFile:
         if not waits:
             self.add = self._wake_up
             return
-        self.add = self._waiting.append if waits < MOST else self._refuse
+        self.add = self._waiting.append if waits < MAX else self._refuse
         self._wake.set()
         asyncio.get_running_loop().call_later(GATHER_S, self._tick)
 

@@ -12,9 +12,9 @@ from headrace_openapi.examples import INLINE, elements, example, why_no_example
 from headrace_openapi.openapi_paths import infer_content, paths_of
 
 #: Bytes of all models together. Those that do not fit are named only by their number.
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 #: Bytes of one model.
-MOST_MODEL_BYTES = 64 << 10
+MAX_MODEL_BYTES = 64 << 10
 #: Names that a URL can have as they are. The server does not decode names in paths, and neither does Triton.
 _IN_PATHS = re.compile(r"[\w.~!$&'()*+,;=:@-]+", re.ASCII).fullmatch
 
@@ -73,14 +73,14 @@ _COMPONENTS = {
 def write_document(name: str, version: str, routes: Iterable[type[HttpRoute]], models: Sequence[ModelView]) -> bytes:
     """Return the document as JSON. Takes about 0.1 ms per model, so it is called on a thread."""
     paths = paths_of(routes)
-    left_bytes, left_out, unnamed = MOST_BYTES, 0, 0
+    left_bytes, left_out, unnamed = MAX_BYTES, 0, 0
     for model in models:
         if not _IN_PATHS(model.name):
             unnamed += 1
             continue
         path, item = _model_path(model)
         size = len(json.dumps(item))
-        if size > min(left_bytes, MOST_MODEL_BYTES):
+        if size > min(left_bytes, MAX_MODEL_BYTES):
             left_out += 1
             continue
         left_bytes -= size

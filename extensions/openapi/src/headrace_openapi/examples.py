@@ -15,7 +15,7 @@ from headrace import ModelView, Unsupported
 #: An example with more elements is not a part of the description: it is a document of its own.
 INLINE = 64
 #: The most elements of an example. The document is made on the event loop's threads, and is sent whole.
-MOST = 1 << 22
+MAX = 1 << 22
 #: Data types that JSON has no numbers for.
 _BINARY_ONLY = ("FP16", "BF16")
 _ZEROS = {"BOOL": "false", "BYTES": '"text"', "FP32": "0.0", "FP64": "0.0"}
@@ -28,7 +28,7 @@ def why_no_example(model: ModelView) -> str:
     for name, datatype, shape in _asked(model):
         if datatype in _BINARY_ONLY:
             return f"input '{name}' is {datatype}, which JSON can not express: send it as binary data"
-        if prod(shape) > MOST:
+        if prod(shape) > MAX:
             return f"input '{name}' has {prod(shape)} elements"
     return ""
 

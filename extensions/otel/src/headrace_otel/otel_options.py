@@ -19,7 +19,7 @@ from headrace_otel.record_queue import RecordQueue
 _PORTS = {"http/protobuf": 4318, "grpc": 4317}
 _USER = re.compile(r"(?<=://)[^/@]+@")
 #: Shortest and longest interval of metrics, and the longest timeout, in milliseconds.
-_LEAST_MS, _MOST_MS = 100, 86_400_000
+_LEAST_MS, _MAX_MS = 100, 86_400_000
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class OtelOptions(OptionGroup):
             if rest != ("", None, "", 60_000, "explicit"):
                 raise ValueError("the other flags need --otel-metrics, --otel-logs or --otel-access")
             return
-        if not _LEAST_MS <= self.interval_ms <= _MOST_MS:
-            raise ValueError(f"--otel-interval-ms is {self.interval_ms}, expected {_LEAST_MS} to {_MOST_MS}")
+        if not _LEAST_MS <= self.interval_ms <= _MAX_MS:
+            raise ValueError(f"--otel-interval-ms is {self.interval_ms}, expected {_LEAST_MS} to {_MAX_MS}")
         _ = self.target, self.attributes
 
     @property
@@ -98,7 +98,7 @@ class OtelOptions(OptionGroup):
         if "@" in parts.netloc:
             raise ValueError(f"--otel-endpoint is {shown!r}: credentials go into OTEL_EXPORTER_OTLP_HEADERS")
         timeout = os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT") or "10000"
-        if not (timeout.isascii() and timeout.isdigit() and 0 < int(timeout[:10]) <= _MOST_MS):
+        if not (timeout.isascii() and timeout.isdigit() and 0 < int(timeout[:10]) <= _MAX_MS):
             raise ValueError(f"OTEL_EXPORTER_OTLP_TIMEOUT is {timeout!r}, expected milliseconds")
         return CollectorAddress(
             protocol,

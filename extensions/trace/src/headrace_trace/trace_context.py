@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.ASCII)
 #: A longer header is no trace context.
-_MOST_CHARACTERS = 512
+_MAX_CHARACTERS = 512
 
 
 class CallContext(NamedTuple):
@@ -32,7 +32,7 @@ class CallContext(NamedTuple):
 
 def parse(traceparent: str) -> tuple[int, int] | None:
     """Return the ids of the trace and of the parent; None if the header is invalid. Version 00 has no more fields."""
-    found = None if len(traceparent) > _MOST_CHARACTERS else _TRACEPARENT.fullmatch(traceparent)
+    found = None if len(traceparent) > _MAX_CHARACTERS else _TRACEPARENT.fullmatch(traceparent)
     if found is None or (found[3] and traceparent.startswith("00")):
         return None
     trace_id, parent = int(found[1], 16), int(found[2], 16)
@@ -44,7 +44,7 @@ def of_client(sent: Mapping[str, str]) -> CallContext:
     found = parse(sent.get("traceparent", ""))
     trace_id, parent = found or (getrandbits(128) or 1, 0)
     state = sent.get("tracestate", "")
-    return CallContext(trace_id, new_id(), new_id(), parent, state if found and len(state) <= _MOST_CHARACTERS else "")
+    return CallContext(trace_id, new_id(), new_id(), parent, state if found and len(state) <= _MAX_CHARACTERS else "")
 
 
 def of_model(caller: CallContext) -> CallContext:

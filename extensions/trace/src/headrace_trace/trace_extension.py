@@ -27,7 +27,7 @@ from headrace_trace.start_settings import read_options, without_user
 from headrace_trace.tracer import tracer_of
 
 #: A message of millions of settings would take long to parse.
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _JSON = ((b"Content-Type", b"application/json"),)
 
 
@@ -65,8 +65,8 @@ class TraceSettingMethod(GrpcMethod):
 
     @staticmethod
     def parse(message: bytes) -> grpc_service_pb2.TraceSettingRequest:
-        if len(message) > _MOST_BYTES:
-            raise InvalidArgument(f"trace settings of {len(message)} bytes: the limit is {_MOST_BYTES}")
+        if len(message) > _MAX_BYTES:
+            raise InvalidArgument(f"trace settings of {len(message)} bytes: the limit is {_MAX_BYTES}")
         return grpc_service_pb2.TraceSettingRequest.FromString(message)
 
     async def answer(self, request: grpc_service_pb2.TraceSettingRequest, caller: Caller) -> Any:

@@ -23,10 +23,10 @@ from headrace_trace.traced_tensors import CopiedTensor, text_of
 log = rate_limited_logger(__name__)
 
 #: Requests that wait for the thread; their tensors may have this many bytes. More are dropped.
-MOST_WAITING = 4096
-MOST_WAITING_BYTES = 64 << 20
+MAX_WAITING = 4096
+MAX_WAITING_BYTES = 64 << 20
 #: Files that are open at once for settings with a log frequency.
-_MOST_OPEN = 16
+_MAX_OPEN = 16
 #: The longest time that the end of the server waits for the thread.
 _CLOSE_S = 5.0
 
@@ -37,7 +37,7 @@ class TraceFiles:
     def __init__(self, path: str) -> None:
         self._path = path
         self.written = self.dropped = 0
-        self._waiting: queue.Queue[tuple[RequestTrace, int, bool] | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[tuple[RequestTrace, int, bool] | None] = queue.Queue(MAX_WAITING)
         #: Bytes of tensors that were queued, and those of them that were written.
         self._queued_bytes = self._written_bytes = 0
         self._main = _File(path)
@@ -54,7 +54,7 @@ class TraceFiles:
 
     def export(self, trace: RequestTrace) -> None:
         size = sum(tensor.nbytes for call in trace.calls for _, _, tensor in call.tensors)
-        if self._queued_bytes - self._written_bytes + size > MOST_WAITING_BYTES:
+        if self._queued_bytes - self._written_bytes + size > MAX_WAITING_BYTES:
             self._refuse(trace)
             return
         try:
@@ -117,7 +117,7 @@ class TraceFiles:
             del self._indexed[sampler]
 
     def _open_next(self) -> _File:
-        if len(self._indexed) >= _MOST_OPEN:  # of settings that have been changed since
+        if len(self._indexed) >= _MAX_OPEN:  # of settings that have been changed since
             oldest = next(iter(self._indexed))
             self._indexed.pop(oldest)[0].close()
         file = _File(f"{self._path}.{self._next_index}")

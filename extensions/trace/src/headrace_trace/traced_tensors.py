@@ -10,7 +10,7 @@ import numpy as np
 from headrace import BytesTensor, DeviceTensor, HeadraceError, data_type
 
 #: The data of a larger tensor is left out of a trace.
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 _TENSORS: tuple[Any, ...] = (np.ndarray, BytesTensor, DeviceTensor)
 
 
@@ -40,7 +40,7 @@ def copied(tensors: Mapping[str, Any]) -> list[CopiedTensor]:
 
 
 def _data_of(tensor: Any) -> Any:
-    if tensor.nbytes > MOST_BYTES:
+    if tensor.nbytes > MAX_BYTES:
         return None
     if isinstance(tensor, BytesTensor):
         return BytesTensor(bytes(tensor.buffer), tensor.shape)

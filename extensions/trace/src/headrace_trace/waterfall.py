@@ -23,7 +23,7 @@ _COLOURS = {
     "output": "#57b8b0", "send": "#a06fd8",
 }  # fmt: skip
 #: A request with more rows is cut.
-MOST_ROWS = 200
+MAX_ROWS = 200
 _ROW, _LABEL, _CHART, _TIME = 22, 220, 620, 90
 
 
@@ -38,10 +38,10 @@ class Row(NamedTuple):
 
 
 def rows(root: ReadCall) -> list[Row]:
-    """Return the bars of a request, at most `MOST_ROWS`."""
+    """Return the bars of a request, at most `MAX_ROWS`."""
     found: list[Row] = []
     for row in _rows(root):
-        if len(found) == MOST_ROWS:
+        if len(found) == MAX_ROWS:
             break
         found.append(row)
     return found

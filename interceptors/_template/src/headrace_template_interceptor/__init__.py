@@ -46,8 +46,8 @@ class Template(Interceptor):
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | None:
         if operation in OPEN or caller.transport in ("program", "model"):
             return None
-        given = caller.header("authorization") or ""
-        if not compare_digest(given.encode(), f"Bearer {self._key}".encode()):
+        header = caller.header("authorization") or ""
+        if not compare_digest(header.encode(), f"Bearer {self._key}".encode()):
             raise Unauthenticated("this server needs a key", challenge="Bearer")
         caller.principal = "key"
         return Log(caller)
@@ -57,7 +57,7 @@ class Template(Interceptor):
 
 
 class Log(Watch):
-    """Logs an operation when it is over."""
+    """Logs an operation when it ends."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller

@@ -1,4 +1,4 @@
-"""Access for Headrace: who may do what with which models, over every protocol.
+"""Access control for Headrace: the operations that each principal may do on each model, over every protocol.
 
 ::
 
@@ -7,16 +7,16 @@
 
 ::
 
-    AccessControl    the interceptor: reads who a caller is, and decides               (access_interceptor)
+    AccessControl    the interceptor: authenticates and authorizes callers             (access_interceptor)
     KeyFile          principals, keys, roles and issuers of an access file             (key_file)
-    AccessRule       which operations are allowed on which models                      (access_rules)
-    Issuer           whose tokens are accepted, and what their claims mean             (issuers)
+    AccessRule       the operations that are allowed on models                         (access_rules)
+    Issuer           an accepted issuer of tokens, and the meaning of its claims       (issuers)
     KeySet           the public keys of an issuer, from a file or an address           (key_sets)
-    Tokens           verifies tokens, and keeps them until they expire                 (tokens)
-    VerificationPace one unknown token in each turn of the event loop               (verification_pace)
-    KeptPermits      what was decided for a credential, until something changes        (kept_permits)
-    KeyFileWatcher   the access file of a server, which follows changes                (key_file_watcher)
-    headrace keys    changes the file, and explains what a key or a token may do       (keys_command, key_actions)
+    Tokens           verifies tokens, and caches them until they expire                (tokens)
+    VerificationLimiter  limits the CPU time of unknown tokens                         (verification_limiter)
+    PermitCache      caches decisions until the file changes                           (permit_cache)
+    KeyFileWatcher   reads the access file again when it changes                       (key_file_watcher)
+    headrace keys    changes the file, and prints the rights of a key or a token       (keys_command, key_actions)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The interceptor ``access``: names the principal of a caller, and allows what the principal may do.
+"""The interceptor ``access``: authenticates each caller as a principal, and authorizes its operations.
 
-A caller shows a key, a token or a certificate. A refusal depends on names only: a caller who may not use a model gets
-the same error whether the model exists or not.
+A caller sends a key, a token or a certificate. A refusal does not depend on the existence of the model, so it does not
+reveal which models exist.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from headrace import (
     Watch,
     one_line,
 )
-from headrace_access.access_rules import MOST_CHARACTERS, Verified
-from headrace_access.kept_permits import Credential, KeptPermits
+from headrace_access.access_rules import MAX_CHARACTERS, Verified
 from headrace_access.key_options import AccessOptions
+from headrace_access.permit_cache import Credential, PermitCache
 
 if TYPE_CHECKING:
     from headrace_access.key_file_watcher import KeyFileWatcher
@@ -35,21 +35,21 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class AccessControl(Interceptor):
-    """Refuses operations of callers without a key, a token or a certificate, and those that they are not allowed."""
+    """Refuses callers without a valid key, token or certificate, and operations that no rule allows."""
 
     name: ClassVar[str] = "access"
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)
         self._access = options.group(AccessOptions)
-        #: By operation, True if it needs no key.
+        #: True for an operation that needs no key.
         self._is_open: dict[str, bool] = {}
         self._watcher: KeyFileWatcher | None = None
         if self._access.keys:
             from headrace_access.key_file_watcher import KeyFileWatcher
 
             self._watcher = KeyFileWatcher(Path(self._access.keys))
-            self.permits = self._permits = KeptPermits(self._watcher.check)
+            self.permits = self._permits = PermitCache(self._watcher.check)
             self._watcher.on_change = self._permits.clear
 
     @property
@@ -59,24 +59,24 @@ class AccessControl(Interceptor):
     def who_may(self, operation: AnyOperation, transport: str) -> str | None:
         if self._watcher is None or transport in _INSIDE:
             return None
-        return "" if self._needs_nothing(operation) else self._watcher.file.who_may(str(operation), operation.category)
+        return "" if self._is_public(operation) else self._watcher.file.who_may(str(operation), operation.category)
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | Awaitable[Watch | None] | None:
-        if caller.transport in _INSIDE or self._needs_nothing(operation):
+        if caller.transport in _INSIDE or self._is_public(operation):
             return None
         credential = caller.header("authorization")
-        if operation is Operation.INFER and (kept_as := _kept_as(caller, credential)):
-            principal = self._permits.get(kept_as, _NOTHING).get(model)
-            if principal is not None and _is_sure(caller, kept_as, principal):
+        if operation is Operation.INFER and (permit_key := _permit_key(caller, credential)):
+            principal = self._permits.get(permit_key, _NOTHING).get(model)
+            if principal is not None and _is_unambiguous(caller, permit_key, principal):
                 caller.principal = principal
                 return None
-        found = self._verified(caller, credential)
+        found = self._authenticate(caller, credential)
         if isinstance(found, Verified):
-            self._decide(found, caller, operation, model)
+            self._authorize(found, caller, operation, model)
             return None
         return self._wait(found, caller, operation, model)
 
-    def _needs_nothing(self, operation: AnyOperation) -> bool:
+    def _is_public(self, operation: AnyOperation) -> bool:
         is_open = self._is_open.get(operation)
         if is_open is None:
             is_open = self._is_open[operation] = self._access.is_open(str(operation), operation.category)
@@ -85,44 +85,50 @@ class AccessControl(Interceptor):
     async def _wait(
         self, found: Awaitable[Verified | str], caller: Caller, operation: AnyOperation, model: str
     ) -> Watch | None:
-        self._decide(_right(await found), caller, operation, model)
+        self._authorize(_require_verified(await found), caller, operation, model)
         return None
 
-    def _verified(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
-        """Return who the caller is, and how long what he has shown is right. Raises `Unauthenticated`."""
+    def _authenticate(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
+        """Return the principal of the caller, and the end of its credential. Raises `Unauthenticated`."""
         assert self._watcher is not None
         reading = self._watcher.check()
-        return self._shown(caller, credential) if reading is None else self._checked(reading, caller, credential)
+        return (
+            self._identify(caller, credential)
+            if reading is None
+            else self._authenticate_later(reading, caller, credential)
+        )
 
-    async def _checked(self, reading: asyncio.Task[None], caller: Caller, credential: str | None) -> Verified | str:
+    async def _authenticate_later(
+        self, reading: asyncio.Task[None], caller: Caller, credential: str | None
+    ) -> Verified | str:
         assert self._watcher is not None
         await self._watcher.checked(reading)
-        found = self._shown(caller, credential)
+        found = self._identify(caller, credential)
         return found if isinstance(found, Verified) else await found
 
-    def _shown(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
+    def _identify(self, caller: Caller, credential: str | None) -> Verified | Awaitable[Verified | str]:
         assert self._watcher is not None
         file = self._watcher.file
-        given = _key_in(caller, credential)
-        if not given:
-            if file.takes_certificates and caller.certificate is not None and caller.principal:
+        key = _key_in(caller, credential)
+        if not key:
+            if file.accepts_certificates and caller.certificate is not None and caller.principal:
                 return Verified(file.holder(caller.principal, caller.certificate), 0)
             what = "a key or a token" if file.issuers else "a key"
             raise Unauthenticated(
                 f"this server needs {what}, in the header 'Authorization: Bearer <key>'", challenge=_CHALLENGE
             )
-        if len(given) > MOST_CHARACTERS:
+        if len(key) > MAX_CHARACTERS:
             raise _refused("key", "it is too long")
-        if not file.issuers or given.startswith("hr_"):
-            found = file.find(given)
+        if not file.issuers or key.startswith("hr_"):
+            found = file.find(key)
             if isinstance(found, str):
                 raise _refused("key", found)
             return Verified(found.principal, found.until_s)
-        token = self._watcher.tokens.find(given)
-        return token if isinstance(token, Awaitable) else _right(token)
+        token = self._watcher.tokens.find(key)
+        return token if isinstance(token, Awaitable) else _require_verified(token)
 
-    def _decide(self, found: Verified, caller: Caller, operation: AnyOperation, model: str) -> None:
-        """Name the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
+    def _authorize(self, found: Verified, caller: Caller, operation: AnyOperation, model: str) -> None:
+        """Set the principal of the caller. Raises `PermissionDenied` if no rule allows the operation."""
         principal = found.principal
         caller.principal = principal.name
         has_parts = getattr(operation, "has_parts", False)
@@ -131,22 +137,28 @@ class AccessControl(Interceptor):
             raise PermissionDenied(f"'{principal.name}' may not do '{operation}'{on}")
         if operation is not Operation.INFER:
             return
-        shown = _kept_as(caller, caller.header("authorization"))
+        permit_key = _permit_key(caller, caller.header("authorization"))
         if found.until_s:
-            if shown and not isinstance(shown, int):
-                self._permits.keep(shown, model, principal.name, found.until_s)
-        # Not with a header beside the certificate: it may be a password for a proxy, or anything.
-        elif isinstance(shown, int) and caller.certificate is not None and _names(caller.certificate, principal.name):
-            self._permits.keep_certificate(caller.certificate, model, principal.name)
+            if permit_key and not isinstance(permit_key, int):
+                self._permits.add(permit_key, model, principal.name, found.until_s)
+        # Not if there is a header beside the certificate, for example a password for a proxy.
+        elif (
+            isinstance(permit_key, int)
+            and caller.certificate is not None
+            and _is_principal_of(caller.certificate, principal.name)
+        ):
+            self._permits.add_certificate(caller.certificate, model, principal.name)
 
 
 def _key_in(caller: Caller, credential: str | None) -> str:
-    """Return what the caller sent in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one.
+    """Return the key in ``Authorization: Bearer`` or in ``X-Api-Key``; empty without one.
 
-    Raises `Unauthenticated` for several of one of these headers: a proxy may have checked another one.
+    Raises `Unauthenticated` if one of these headers is repeated: a proxy may have checked another one.
     """
     name = "x-api-key" if credential is None else "authorization"
-    if caller.transport == "grpc" and _has_several(caller, name):  # over HTTP, commas join them to no key
+    if caller.transport == "grpc" and _has_several(
+        caller, name
+    ):  # over HTTP, they are joined by commas, which no key has
         raise _refused("key", f"there are several headers '{name}'")
     if credential is None:
         return (caller.header(name) or "").strip()
@@ -154,26 +166,26 @@ def _key_in(caller: Caller, credential: str | None) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _kept_as(caller: Caller, credential: str | None) -> Credential | int | None:
-    """Return what the caller has shown, as it is kept; None or empty if he has shown nothing."""
+def _permit_key(caller: Caller, credential: str | None) -> Credential | int | None:
+    """Return the key of the credential in the cache; None or empty without a credential."""
     if credential is not None:
         return credential
     key = caller.header("x-api-key")
     if key is not None:
-        return (KeptPermits.header, key) if key else None
+        return (PermitCache.header, key) if key else None
     return None if caller.certificate is None else id(caller.certificate)
 
 
-def _is_sure(caller: Caller, kept_as: Credential | int, principal: str) -> bool:
-    """True if nothing else that the caller has sent, or that another interceptor has set, changes what is kept."""
-    if isinstance(kept_as, int):
+def _is_unambiguous(caller: Caller, permit_key: Credential | int, principal: str) -> bool:
+    """True if the cached permit holds: no repeated header, no other principal set by another interceptor."""
+    if isinstance(permit_key, int):
         return caller.principal == principal
-    name = "x-api-key" if isinstance(kept_as, tuple) else "authorization"
+    name = "x-api-key" if isinstance(permit_key, tuple) else "authorization"
     return caller.transport != "grpc" or not _has_several(caller, name)
 
 
-def _names(certificate: Mapping[str, Any], principal: str) -> bool:
-    """True if the principal is that of the certificate, and not one that another interceptor has set."""
+def _is_principal_of(certificate: Mapping[str, Any], principal: str) -> bool:
+    """True if ``principal`` is that of the certificate. Another interceptor may have set another one."""
     return Caller("", certificate=certificate).principal == principal
 
 
@@ -181,7 +193,7 @@ def _has_several(caller: Caller, header: str) -> bool:
     return [name for name, _ in caller.headers()].count(header) > 1
 
 
-def _right(token: Verified | str) -> Verified:
+def _require_verified(token: Verified | str) -> Verified:
     if isinstance(token, str):
         raise _refused("token", token)
     return token

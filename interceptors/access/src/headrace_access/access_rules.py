@@ -1,4 +1,4 @@
-"""Rules: which operations a principal may do on which models; and how members of the access file are checked."""
+"""Rules: the operations that a principal may do on models. And checks of the members of the access file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 from headrace import Operation, one_line
 
 _PATTERN = re.compile(r"[A-Za-z0-9_*?.\-]{1,128}", re.ASCII)
-#: What `headrace keys` lets a new principal do, unless it is told otherwise.
+#: The default operations of a new principal of `headrace keys`.
 OPERATIONS_OF_NEW = "inference,metadata,model-config,health"
-#: A longer token is refused unread, and a longer id of a key.
-MOST_CHARACTERS = 8192
-#: The most characters of the name of a principal or of a role.
+#: The maximum length of a token. A longer one is refused unread.
+MAX_CHARACTERS = 8192
+#: The maximum length of the name of a principal or a role.
 _LONGEST_NAME = 256
-#: Operations without a model that tell nothing about models: their names decide.
+#: Operations that reveal nothing about models: a rule for them needs no model.
 _OF_NO_MODEL = frozenset(
     (Operation.OPEN_STREAM, Operation.SERVER_METADATA, Operation.LIVE, Operation.READY, Operation.REFLECTION)
 )
-#: The decisions of a principal that are kept.
-_KEPT_DECISIONS = 1024
+#: The maximum number of cached decisions of a principal.
+_MAX_DECISIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """Allows ``operations``, by name or category, on ``models``. Both are patterns as of a shell."""
+    """Allows ``operations``, by name or category, on ``models``. Both are shell patterns."""
 
     models: tuple[str, ...]
     operations: tuple[str, ...]
@@ -36,8 +36,11 @@ class AccessRule:
         return f"{','.join(self.operations)} on {','.join(self.models)}"
 
     def allows(self, operation: str, category: str, model: str, has_parts: bool = False) -> bool:
-        """True if it allows the operation. An operation on the whole server needs the model pattern ``*``, unless it
-        ``has_parts`` that are checked by themselves."""
+        """True if it allows the operation.
+
+        An operation on the whole server needs the model pattern ``*``. If it ``has_parts``, each part is checked
+        instead.
+        """
         if not matching(self.operations, operation, category):
             return False
         if model:
@@ -47,7 +50,7 @@ class AccessRule:
 
 @dataclass(slots=True)
 class Principal:
-    """Who asks. Decisions are kept, because a principal asks for few models again and again."""
+    """A principal with its rules, and a cache of their decisions."""
 
     name: str
     rules: Sequence[AccessRule]
@@ -58,14 +61,14 @@ class Principal:
         found = self._decided.get((operation, model))
         if found is None:
             found = any(rule.allows(operation, category, model, has_parts) for rule in self.rules)
-            if len(self._decided) >= _KEPT_DECISIONS:
+            if len(self._decided) >= _MAX_DECISIONS:
                 self._decided.clear()
             self._decided[operation, model] = found
         return found
 
 
 class Verified(NamedTuple):
-    """A token or a key that is right until ``until_s``, in seconds since 1970. 0 for a certificate."""
+    """The principal of a valid credential. ``until_s`` is its end in seconds since 1970, 0 for a certificate."""
 
     principal: Principal
     until_s: float
@@ -77,7 +80,7 @@ def matching(patterns: Iterable[str], *names: str) -> bool:
 
 
 def is_name(text: object) -> bool:
-    """True if ``text`` can name a principal or a role. It stands in logs, errors and metrics."""
+    """True if ``text`` can name a principal or a role. Names appear in logs, errors and metrics."""
     return isinstance(text, str) and 0 < len(text) <= _LONGEST_NAME and text.isprintable() and text == text.strip()
 
 
@@ -89,11 +92,11 @@ def parse_patterns(text: str, where: str) -> tuple[str, ...]:
     return tuple(_pattern(each.strip(), where) for each in text.split(","))
 
 
-def read_rules(given: Any, where: str) -> tuple[AccessRule, ...]:
-    if not isinstance(given, list):
+def read_rules(value: Any, where: str) -> tuple[AccessRule, ...]:
+    if not isinstance(value, list):
         raise ValueError(f"{where} is no list of rules, each with 'models' and 'operations'")
     rules = []
-    for number, each in enumerate(given):
+    for number, each in enumerate(value):
         place = f"{where}[{number}]"
         known_members(each, place, "models", "operations")
         models, operations = (_patterns(each.get(name), f"{place}.{name}") for name in ("models", "operations"))
@@ -101,38 +104,38 @@ def read_rules(given: Any, where: str) -> tuple[AccessRule, ...]:
     return tuple(rules)
 
 
-def read_name(given: object, where: str) -> str:
-    """Return ``given``, the name of a principal or of a role."""
-    if not is_name(given):
+def read_name(value: object, where: str) -> str:
+    """Return ``value``, the name of a principal or a role."""
+    if not is_name(value):
         raise ValueError(f"{where} is no name: 1 to {_LONGEST_NAME} printable characters, without blanks around them")
-    return str(given)
+    return str(value)
 
 
-def members(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
+def members(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise ValueError(f"{where} is no object")
-    return given
+    return value
 
 
-def known_members(given: Any, where: str, *names: str) -> dict[str, Any]:
-    """Return the members of ``given``, which are some of ``names``."""
-    unknown = sorted(members(given, where).keys() - set(names))
+def known_members(value: Any, where: str, *names: str) -> dict[str, Any]:
+    """Return the members of ``value``. All their names must be in ``names``."""
+    unknown = sorted(members(value, where).keys() - set(names))
     if unknown:
         raise ValueError(f"{where}: unknown member '{one_line(unknown[0])}'; known: {', '.join(names)}")
-    return members(given, where)
+    return members(value, where)
 
 
-def text_list(given: Any, where: str, example: str) -> tuple[str, ...]:
-    """Return a list of texts with at least one, none of them empty."""
-    if not isinstance(given, list) or not given or not all(isinstance(each, str) and each for each in given):
+def text_list(value: Any, where: str, example: str) -> tuple[str, ...]:
+    """Return ``value``, a list of at least one text, none of them empty."""
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
         raise ValueError(f"{where} is no list such as {example}")
-    return tuple(given)
+    return tuple(value)
 
 
-def _patterns(given: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
+def _patterns(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
         raise ValueError(f"{where} is no list of patterns, such as ['digits*']")
-    return tuple(_pattern(each, where) for each in given)
+    return tuple(_pattern(each, where) for each in value)
 
 
 def _pattern(text: str, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Changes of an access file by commands: in one step, one at a time, and only to a valid content."""
+"""Atomic changes of an access file by commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headrace_access.key_file import KeyFile, load_document
 
 @contextmanager
 def changed(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the document of ``path``, or an empty one. Write it at the end, in one step, if it is valid.
+    """Yield the document of ``path``, or an empty one. Replace the file at the end, if the document is valid.
 
-    A new file is for its owner only. One that exists keeps its mode, and its owner and group if that is allowed. A lock
-    beside the file keeps two commands from losing the change of one.
+    Only its owner may read a new file. An existing file keeps its mode, and its owner and group if that is permitted. A
+    lock beside the file serializes commands.
     """
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # keeps a symbolic link
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         former = path.stat() if path.exists() else None

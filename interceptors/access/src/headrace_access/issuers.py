@@ -1,4 +1,4 @@
-"""Issuers of tokens: whom the server trusts to name callers, as the access file has them.
+"""Trusted issuers of tokens, as in the access file.
 
 ::
 
@@ -26,8 +26,8 @@ from headrace_access.access_rules import is_name, known_members, text_list
 from headrace_access.key_sets import ASYMMETRIC, SYMMETRIC, KeySet, read_key_set, require_library
 
 _MEMBERS = ("keys", "audience", "algorithms", "principal", "roles", "prefix", "leeway_s", "refresh_s")
-#: A longer leeway, in seconds, would let tokens live on for long after their end.
-_MOST_LEEWAY_S = 600
+#: The maximum leeway in seconds.
+_MAX_LEEWAY_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Issuer:
     """One issuer. ``name`` is the ``iss`` of its tokens."""
 
     name: str
-    #: The address of its key set, or the path of a file.
+    #: The URL or the file of its key set.
     keys: str
     audience: tuple[str, ...]
     algorithms: tuple[str, ...]
@@ -43,12 +43,12 @@ class Issuer:
     principal: str = "sub"
     #: The claim that names roles; empty for none.
     roles: str = ""
-    #: Stands before the names of its principals, so that they are no others of the file.
+    #: The prefix of the names of its principals, which keeps them apart from others of the file.
     prefix: str = ""
     leeway_s: int = 30
-    #: The key set at an address is fetched again after this time.
+    #: The interval at which the key set at a URL is fetched.
     refresh_s: int = 300
-    #: The content of the file; None for an address.
+    #: The content of the file; None for a URL.
     key_set: KeySet | None = None
 
     @property
@@ -56,7 +56,7 @@ class Issuer:
         return self.key_set is None
 
     def identity(self, claims: Mapping[str, Any]) -> tuple[str, tuple[str, ...]] | str:
-        """Return the principal and the roles in the ``claims`` of a token; or why the token names no principal."""
+        """Return the principal and the roles in the ``claims`` of a token, or the reason why there are none."""
         name = claim_of(claims, self.principal)
         if not isinstance(name, str) or not is_name(self.prefix + name):
             return f"its claim '{self.principal}' names no principal"
@@ -70,7 +70,7 @@ class Issuer:
 
 
 def claim_of(claims: Mapping[str, Any], name: str) -> Any:
-    """Return the claim ``name``; without one of this name, the one at the path ``name``, such as realm_access.roles."""
+    """Return the claim ``name``, or else the claim at the path ``name``, such as realm_access.roles."""
     if name in claims:
         return claims[name]
     found: Any = claims
@@ -79,16 +79,16 @@ def claim_of(claims: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def read_issuer(name: str, given: Any, folder: Path) -> Issuer:
-    """Return the issuer ``name`` of an access file in ``folder``. Reads its key set, if that is a file.
+def read_issuer(name: str, members: Any, folder: Path) -> Issuer:
+    """Return the issuer ``name`` of an access file in ``folder``. Reads its key set if that is a file.
 
-    Raises `ValueError` that names the place, and `ConfigError` if PyJWT is missing.
+    Raises `ValueError` with the place in the file, and `ConfigError` if PyJWT is missing.
     """
     where = f"issuers.{one_line(name)}"
-    known_members(given, where, *_MEMBERS)
-    audience = given.get("audience")
+    known_members(members, where, *_MEMBERS)
+    audience = members.get("audience")
     audience = [audience] if isinstance(audience, str) and audience else audience
-    algorithms = text_list(given.get("algorithms"), f"{where}.algorithms", "['RS256']")
+    algorithms = text_list(members.get("algorithms"), f"{where}.algorithms", "['RS256']")
     unknown = [each for each in algorithms if each not in ASYMMETRIC and each not in SYMMETRIC]
     if unknown:
         raise ValueError(
@@ -99,7 +99,7 @@ def read_issuer(name: str, given: Any, folder: Path) -> Issuer:
         raise ValueError(
             f"{where}.algorithms: name algorithms with a shared secret (HS...) or with a public key, not both"
         )
-    keys = given.get("keys")
+    keys = members.get("keys")
     if not isinstance(keys, str) or not keys:
         raise ValueError(f"{where}.keys is no address or file of a key set (JWKS)")
     require_library(where)
@@ -118,17 +118,17 @@ def read_issuer(name: str, given: Any, folder: Path) -> Issuer:
         keys=keys,
         audience=text_list(audience, f"{where}.audience", "['headrace']"),
         algorithms=algorithms,
-        principal=_text(given, where, "principal", "sub") or "sub",
-        roles=_text(given, where, "roles", ""),
-        prefix=_text(given, where, "prefix", ""),
-        leeway_s=_seconds(given, where, "leeway_s", 30, 0, _MOST_LEEWAY_S),
-        refresh_s=_seconds(given, where, "refresh_s", 300, 10, 86400),
+        principal=_text(members, where, "principal", "sub") or "sub",
+        roles=_text(members, where, "roles", ""),
+        prefix=_text(members, where, "prefix", ""),
+        leeway_s=_seconds(members, where, "leeway_s", 30, 0, _MAX_LEEWAY_S),
+        refresh_s=_seconds(members, where, "refresh_s", 300, 10, 86400),
         key_set=key_set,
     )
 
 
 def _check_address(address: str, where: str) -> None:
-    """Raise `ValueError` for an address whose answer somebody on the network path could replace."""
+    """Raise `ValueError` unless ``address`` is a URL with https, or of this machine."""
     parts = urlsplit(address)
     if parts.scheme not in ("https", "http") or not parts.hostname:
         raise ValueError(f"{where}: '{one_line(address)}' is no https address")
@@ -147,15 +147,15 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _text(given: Mapping[str, Any], where: str, name: str, default: str) -> str:
-    found = given.get(name, default)
+def _text(members: Mapping[str, Any], where: str, name: str, default: str) -> str:
+    found = members.get(name, default)
     if not isinstance(found, str) or not found.isprintable():
         raise ValueError(f"{where}.{name} is no text")
     return found
 
 
-def _seconds(given: Mapping[str, Any], where: str, name: str, default: int, least: int, most: int) -> int:
-    found = given.get(name, default)
+def _seconds(members: Mapping[str, Any], where: str, name: str, default: int, least: int, most: int) -> int:
+    found = members.get(name, default)
     if type(found) is not int or not least <= found <= most:
         raise ValueError(f"{where}.{name} is {one_line(repr(found))}; expected {least} to {most} seconds")
     return found

@@ -1,4 +1,4 @@
-"""The actions of ``headrace keys``: functions of its arguments, which print the result and return the exit code."""
+"""The actions of ``headrace keys``. Each prints its result and returns the exit code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headrace_access.access_rules import OPERATIONS_OF_NEW, AccessRule, Principa
 from headrace_access.file_updates import changed
 from headrace_access.key_file import Key, KeyFile, load_document, new_key
 from headrace_access.key_sets import KeySet, read_address
-from headrace_access.tokens import Tokens, peek
+from headrace_access.tokens import Tokens, decode_unverified
 
-#: The claims that `check` shows, beside those that the issuer names, and how.
+#: The claims that `check` shows as times.
 _TIMES = ("exp", "nbf", "iat")
 
 
@@ -42,7 +42,7 @@ def add(arguments: argparse.Namespace) -> int:
 
 
 def allow(arguments: argparse.Namespace) -> int:
-    """Add a rule to a principal or a role, which may be new."""
+    """Add a rule to a principal or a role. Create it if it is new."""
     rule = _rule(arguments)
     with changed(Path(arguments.file)) as document:
         rules = _rules(document, arguments)
@@ -53,7 +53,7 @@ def allow(arguments: argparse.Namespace) -> int:
 
 
 def deny(arguments: argparse.Namespace) -> int:
-    """Remove a rule of a principal or a role, or all of them if the command names no rule."""
+    """Remove a rule of a principal or a role. Without --models and --operations, remove all its rules."""
     with changed(Path(arguments.file)) as document:
         places = document.get("roles", {}) if arguments.role else document["principals"]
         if _subject(arguments) not in places:
@@ -88,7 +88,7 @@ def show(arguments: argparse.Namespace) -> int:
     ]
     print(draw_table(["Principal", "Key", "Created", "Expires", "Allowed", "Roles", "Note"], rows))
     if file.roles:
-        print(draw_table(["Role", "Allowed"], [[name, _told(rules)] for name, rules in file.roles.items()]))
+        print(draw_table(["Role", "Allowed"], [[name, _describe_rules(rules)] for name, rules in file.roles.items()]))
     if file.issuers:
         issuers = [
             [each.name, ",".join(each.audience), ",".join(each.algorithms), each.keys] for each in file.issuers.values()
@@ -98,7 +98,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def revoke(arguments: argparse.Namespace) -> int:
-    """Remove a key. A whole key is accepted, too, so that a leaked one can be pasted."""
+    """Remove a key, credential by its id or in full, so that a leaked key can be pasted."""
     key_id = arguments.subject.removeprefix("hr_").partition("_")[0]
     with changed(Path(arguments.file)) as document:
         owners = [name for name, each in document["principals"].items() if key_id in each.get("keys", {})]
@@ -113,7 +113,7 @@ def revoke(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Check the file and its addresses; and what a key or a token may do, if one is given."""
+    """Check the file and its URLs. With --key, print the rights of that key or token."""
     file = KeyFile.read(Path(arguments.file))
     if arguments.key is None:
         for issuer in file.issuers.values():
@@ -121,18 +121,18 @@ def check(arguments: argparse.Namespace) -> int:
                 _fetch(issuer.keys, issuer.algorithms)
         print(f"'{arguments.file}' is valid: {len(file)} keys")
         return 0
-    given = sys.stdin.readline().strip() if arguments.key == "-" else arguments.key
-    what = "key" if not file.issuers or given.startswith("hr_") else "token"
+    credential = sys.stdin.readline().strip() if arguments.key == "-" else arguments.key
+    what = "key" if not file.issuers or credential.startswith("hr_") else "token"
     found: Key | Verified | str
     if what == "key":
-        found = file.find(given)
+        found = file.find(credential)
     else:
-        found = asyncio.run(_verified(file, given))
-        _explain(file, given)
+        found = asyncio.run(_authenticate(file, credential))
+        _explain(file, credential)
     if isinstance(found, str):
         print(f"headrace keys: the {what} is refused: {found}", file=sys.stderr)
         return 1
-    print(f"the {what} belongs to '{found.principal.name}', who may: {_told(found.principal.rules)}")
+    print(f"the {what} belongs to '{found.principal.name}', who may: {_describe_rules(found.principal.rules)}")
     return _decisions(found.principal, arguments)
 
 
@@ -143,14 +143,14 @@ def _fetch(address: str, algorithms: tuple[str, ...]) -> None:
         raise ConfigError(f"the keys at '{address}' cannot be used: {one_line(str(error))}") from None
 
 
-async def _verified(file: KeyFile, token: str) -> Verified | str:
+async def _authenticate(file: KeyFile, token: str) -> Verified | str:
     found = Tokens(file).find(token)
     return found if isinstance(found, Verified | str) else await found
 
 
-def _explain(file: KeyFile, given: str) -> None:
-    """Print what a token says, and what its issuer must say for it."""
-    token = peek(given)
+def _explain(file: KeyFile, credential: str) -> None:
+    """Print the claims of a token beside the values that the file expects."""
+    token = decode_unverified(credential)
     if isinstance(token, str):
         return
     named = token.claims.get("iss")
@@ -173,7 +173,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def _decisions(principal: Principal, arguments: argparse.Namespace) -> int:
-    """Print if ``principal`` may do the operations on the models that the command names, one by one."""
+    """Print yes or no for each of --operations on each of --models. Return 1 if one is no."""
     if arguments.models is None and arguments.operations is None:
         return 0
     refused = 0
@@ -208,7 +208,7 @@ def _rule(arguments: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _rules(document: dict[str, Any], arguments: argparse.Namespace) -> list[dict[str, list[str]]]:
-    """Return the rules of the principal or the role in ``document``, to be changed."""
+    """Return the rules of the principal or the role in ``document``. Changes of the list change the document."""
     name = _subject(arguments)
     found: list[dict[str, list[str]]]
     if arguments.role:
@@ -219,10 +219,10 @@ def _rules(document: dict[str, Any], arguments: argparse.Namespace) -> list[dict
 
 
 def _allowed(rules: list[dict[str, list[str]]]) -> str:
-    return _told(AccessRule(tuple(each["models"]), tuple(each["operations"])) for each in rules)
+    return _describe_rules(AccessRule(tuple(each["models"]), tuple(each["operations"])) for each in rules)
 
 
-def _told(rules: Any) -> str:
+def _describe_rules(rules: Any) -> str:
     return "; ".join(map(str, rules)) or "nothing"
 
 

@@ -1,4 +1,4 @@
-"""The access file: principals, their keys, and what each of them is allowed.
+"""The access file: principals, their keys and their rules.
 
 ::
 
@@ -15,8 +15,8 @@
       "certificates": {"roles": "organizationalUnitName"}
     }
 
-A key is ``hr_<id>_<secret>``. The secret has 256 random bits, and the file has its SHA-256 only. A random secret of
-this length cannot be guessed, so it needs no slow hash.
+A key is ``hr_<id>_<secret>``. The secret has 256 random bits, and the file has only its SHA-256. Such a secret cannot
+be guessed, so it needs no slow hash.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from headrace_access.access_rules import (
 )
 from headrace_access.issuers import Issuer, read_issuer
 
-#: A larger file is refused. 10,000 principals with a key each have about 3 MB.
-_MOST_BYTES = 16 << 20
+#: A larger file is refused. 10,000 principals with one key each take about 3 MB.
+_MAX_BYTES = 16 << 20
 _KEY = re.compile(r"hr_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
-#: `KeyFile.who_may` names so many principals.
-_MOST_NAMES = 20
+#: `KeyFile.who_may` names at most this many principals.
+_MAX_NAMES = 20
 _MEMBERS = ("principals", "roles", "issuers", "certificates")
 
 
@@ -66,7 +66,7 @@ class Key:
 
     @property
     def until_s(self) -> float:
-        """The end of the last day on which the key counts, UTC, in seconds since 1970."""
+        """The end of its last valid day, UTC, in seconds since 1970."""
         if self.expires is None:
             return math.inf
         return datetime.datetime.combine(self.expires, datetime.time(), datetime.timezone.utc).timestamp()
@@ -79,22 +79,19 @@ class KeyFile:
     keys: Mapping[str, Key]
     principals: Mapping[str, Principal]
     roles: Mapping[str, tuple[AccessRule, ...]] = field(default_factory=dict)
-    #: Who issues tokens, by ``iss``.
+    #: The issuers of tokens, by ``iss``.
     issuers: Mapping[str, Issuer] = field(default_factory=dict)
-    #: True if the common name of a verified certificate is a principal that needs no key.
-    takes_certificates: bool = False
+    #: True if the common name of a verified certificate is accepted as a principal.
+    accepts_certificates: bool = False
     #: The attribute of a certificate's subject that names roles; empty for none.
     role_attribute: str = ""
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def find(self, given: str) -> Key | str:
-        """Return the key ``given``, or why there is none.
-
-        The time to compare a secret does not depend on its content.
-        """
-        parts = _KEY.fullmatch(given)
+    def find(self, text: str) -> Key | str:
+        """Return the entry of a key, or the reason why it is refused. Secrets are compared in constant time."""
+        parts = _KEY.fullmatch(text)
         if parts is None:
             return "it is no key of this server"
         known = self.keys.get(parts[1])
@@ -104,7 +101,7 @@ class KeyFile:
         return known if time.time() < known.until_s else "it has expired"
 
     def named(self, name: str, roles: Iterable[str] = ()) -> Principal:
-        """Return the principal ``name``, also if the file does not name it, with the rules of ``roles`` as well."""
+        """Return the principal ``name``, with the rules of ``roles``. The file need not have the name."""
         own = self.principals.get(name)
         added = [rule for role in roles for rule in self.roles.get(role, ())]
         if own is not None and not added:
@@ -117,7 +114,7 @@ class KeyFile:
         return self.named(name, (value for attribute, value in subject if attribute == self.role_attribute))
 
     def who_may(self, operation: str, category: str) -> str:
-        """Return who may do the operation on any model: principals, and roles that tokens and certificates name."""
+        """Return in words who may do the operation on any model: principals, and roles of tokens and certificates."""
         roles = self.roles if self.issuers or self.role_attribute else {}
         holders: dict[str, Mapping[str, Iterable[AccessRule]]] = {
             "principals": {name: principal.rules for name, principal in self.principals.items()},
@@ -130,18 +127,18 @@ class KeyFile:
                 for name, rules in rules_of.items()
                 if any(matching(rule.operations, operation, category) for rule in rules)
             )
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            found += [f"{kind}: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            found += [f"{kind}: {', '.join(names[:_MAX_NAMES])}{more}"] if names else []
         return " or ".join(found) or "nobody"
 
     @classmethod
     def read(cls, path: Path) -> KeyFile:
-        """Read the file. Blocks. Raises `ConfigError` with the place in the file, and never with a digest."""
+        """Read the file. Blocks. Raises `ConfigError` with the place in the file, but never with a digest."""
         return cls.parse(load_document(path), path)
 
     @classmethod
     def parse(cls, document: Mapping[str, Any], path: Path) -> KeyFile:
-        """Return the content of ``path``, which is ``document``. Blocks, if it names files. Raises `ConfigError`."""
+        """Return the content of ``document``, read from ``path``. Blocks if it names files. Raises `ConfigError`."""
         try:
             return cls._parse(document, path)
         except KeyError as error:
@@ -157,23 +154,23 @@ class KeyFile:
         }
         principals: dict[str, Principal] = {}
         keys: dict[str, Key] = {}
-        for name, given in members(document["principals"], "principals").items():
+        for name, entry in members(document["principals"], "principals").items():
             where = f"principals.{one_line(name)}"
             read_name(name, where)
-            known_members(given, where, "keys", "roles", "allow")
-            rules = read_rules(given.get("allow", []), f"{where}.allow")
-            for role in text_list(given["roles"], f"{where}.roles", "['scientists']") if "roles" in given else ():
+            known_members(entry, where, "keys", "roles", "allow")
+            rules = read_rules(entry.get("allow", []), f"{where}.allow")
+            for role in text_list(entry["roles"], f"{where}.roles", "['scientists']") if "roles" in entry else ():
                 if role not in roles:
                     raise ValueError(f"{where}.roles: there is no role '{one_line(role)}'")
                 rules += roles[role]
             principals[name] = principal = Principal(name, rules)
-            for key_id, key in members(given.get("keys", {}), f"{where}.keys").items():
+            for key_id, key in members(entry.get("keys", {}), f"{where}.keys").items():
                 if key_id in keys:
                     raise ValueError(f"{where}.keys: the id '{one_line(key_id)}' belongs to another key, too")
                 keys[key_id] = _key(key, principal, f"{where}.keys.{one_line(key_id)}")
         issuers = {
-            name: read_issuer(name, given, path.parent)
-            for name, given in members(document.get("issuers", {}), "issuers").items()
+            name: read_issuer(name, entry, path.parent)
+            for name, entry in members(document.get("issuers", {}), "issuers").items()
         }
         certificates = document.get("certificates")
         attribute = (
@@ -186,7 +183,7 @@ class KeyFile:
             principals=principals,
             roles=roles,
             issuers=issuers,
-            takes_certificates=certificates is not None,
+            accepts_certificates=certificates is not None,
             role_attribute=attribute,
         )
 
@@ -195,11 +192,11 @@ def load_document(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file. Blocks. Raises `ConfigError`."""
     try:
         with open_regular(path) as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"access file '{path}' cannot be read: {error.strerror}") from error
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"access file '{path}' has more than {_MOST_BYTES} bytes, which is the limit")
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"access file '{path}' has more than {_MAX_BYTES} bytes, which is the limit")
     try:
         found = json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -218,19 +215,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def new_key(taken: Container[str] = ()) -> tuple[str, str, str]:
-    """Return a new key, its id, which is not ``taken``, and the digest for the file."""
+    """Return a new key, its id, which is not in ``taken``, and the digest for the file."""
     key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
     while key_id in taken:
         key_id = secrets.token_hex(4)
     return f"hr_{key_id}_{secret}", key_id, hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _key(given: Any, principal: Principal, where: str) -> Key:
-    known_members(given, where, "sha256", "created", "expires", "note")
-    digest = given.get("sha256")
+def _key(entry: Any, principal: Principal, where: str) -> Key:
+    known_members(entry, where, "sha256", "created", "expires", "note")
+    digest = entry.get("sha256")
     if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
         raise ValueError(f"{where}.sha256 is not 64 hexadecimal digits")
-    expires = given.get("expires")
+    expires = entry.get("expires")
     try:
         day = None if expires is None else datetime.date.fromisoformat(expires)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The access file of a running server, and the key sets that it names: read again when they have changed."""
+"""The access file of a running server, and its key sets: read again when they change."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from headrace import ConfigError, FileChanges
 from headrace_access.key_file import KeyFile
 from headrace_access.tokens import Tokens
 
-#: What it writes is in the audit log, too.
+#: Its lines are in the audit log, too.
 log = logging.getLogger("headrace.audit.access")
-#: After this time without a check, in which nobody asked, callers wait for the next check, at most as long.
+#: If the last check is older than this, callers wait for the next check, at most this long.
 _TRUSTED_S = 2.0
 
 
 class KeyFileWatcher:
-    """The content of ``path``. A changed file that is wrong leaves the former one. Event loop only, after creation."""
+    """The content of ``path``. If a changed file is invalid, the former content stays in use.
+
+    Event loop only, after creation.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the file. Blocks. Raises `ConfigError`."""
@@ -29,23 +32,23 @@ class KeyFileWatcher:
         self._checked_s, self._is_old = monotonic(), False
         self.tokens = Tokens(self.file)
         self.tokens.on_forget = self._changed
-        #: Called when what was decided so far may be wrong now.
+        #: Called when earlier decisions may no longer hold.
         self.on_change: Callable[[], None] = lambda: None
 
     def check(self) -> asyncio.Task[None] | None:
-        """Read a changed file, and fetch old key sets, in the background. At most once per second.
+        """Start to read a changed file, and to fetch old key sets, at most once per second.
 
-        Return what to wait for, by `checked`, if the last check is so long ago that a key may be revoked since.
+        Return a task for `checked` if the last check was more than 2 s ago, so a key may be revoked since.
         """
         if self._reading is None and self._changes.are_due():
             now_s = monotonic()
             self._checked_s, self._is_old = now_s, now_s - self._checked_s >= _TRUSTED_S
             self._reading = asyncio.get_running_loop().create_task(self._read_if_changed())
-            self.tokens.keep_fresh()
+            self.tokens.refresh()
         return self._reading if self._is_old else None
 
     async def checked(self, reading: asyncio.Task[None]) -> None:
-        """Wait for what `check` has returned, but not for a disk that does not answer."""
+        """Wait for the task of `check`, at most 2 s, in case the disk does not answer."""
         await asyncio.wait([reading], timeout=_TRUSTED_S)  # a caller that disconnects does not cancel it
 
     def _changed(self) -> None:
@@ -57,7 +60,7 @@ class KeyFileWatcher:
                 return
             self._changes, self.file = await asyncio.to_thread(_read, self._path)
         except RuntimeError:
-            return  # the server stops: it has no threads any more
+            return  # the server stops, and its threads have ended
         except ConfigError as error:
             log.error("the former keys stay in use: %s", error.message)
         else:
@@ -70,9 +73,9 @@ class KeyFileWatcher:
 
 
 def _read(path: Path) -> tuple[FileChanges, KeyFile]:
-    """Return the content of the file, and what finds later changes. Blocks. Raises `ConfigError`."""
+    """Return the content of the file, and the detector of its later changes. Blocks. Raises `ConfigError`."""
     changes, found = FileChanges(path), KeyFile.read(path)
     named = [issuer.keys for issuer in found.issuers.values() if not issuer.has_address]
     if named:
-        changes, found = FileChanges(path, *named), KeyFile.read(path)  # again: they could have changed between
+        changes, found = FileChanges(path, *named), KeyFile.read(path)  # again: the files may have changed since
     return changes, found

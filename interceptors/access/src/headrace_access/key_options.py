@@ -8,26 +8,22 @@ from typing import ClassVar
 from headrace import OptionGroup
 from headrace_access.access_rules import matching, parse_patterns
 
-#: Whether a model is ready is not among them: it tells which models exist.
+#: The readiness of a model is not open, because it reveals which models exist.
 DEFAULT_OPEN = "live,ready"
 
 
 @dataclass(frozen=True)
 class AccessOptions(OptionGroup):
-    """Who may use the server. Without --access-keys, everyone may do everything."""
+    """Access control. Without --access-keys, every caller may do everything."""
 
     name: ClassVar[str] = "access"
     keys: str = field(
         default="",
-        metadata={
-            "help": "File with principals and keys, made by 'headrace keys'. Callers need a key, or what the file says."
-        },
+        metadata={"help": "File with principals and keys, created by 'headrace keys'. Callers need a key of it."},
     )
     open: str = field(
         default=DEFAULT_OPEN,
-        metadata={
-            "help": "Operations, or categories of operations, that need no key: a list such as live,ready,metrics."
-        },
+        metadata={"help": "Operations or categories of operations that need no key, such as live,ready,metrics."},
     )
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Key sets of issuers (JWKS, RFC 7517): read from a file, or fetched from an address and kept.
+"""Key sets of issuers (JWKS, RFC 7517), from a file or a URL.
 
-Each key is bound to the algorithms that its type has and the operator has named. So a public key is never the secret of
-an HMAC, whatever a token says.
+Each key is used only with algorithms of its type that the operator has named. So a public key is never used as the
+secret of an HMAC, whatever the header of a token names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.access")
 
-#: By algorithm, the type of its keys, and the curve of those that have one.
+#: The key type and the curve of each algorithm.
 ASYMMETRIC: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", "")),
     "ES256": ("EC", "P-256"),
@@ -34,18 +34,18 @@ ASYMMETRIC: dict[str, tuple[str, str]] = {
     "ES512": ("EC", "P-521"),
     "EdDSA": ("OKP", "Ed25519"),
 }
-#: By algorithm, the least bytes of its secret (RFC 7518 section 3.2).
+#: The minimum bytes of the secret of each algorithm (RFC 7518 section 3.2).
 SYMMETRIC = {"HS256": 32, "HS384": 48, "HS512": 64}
-#: The most bytes and keys of a set, and the bits of an RSA key.
-_MOST_BYTES, _MOST_KEYS = 1 << 20, 256
+#: The maximum bytes and keys of a set, and the range of bits of an RSA key.
+_MAX_BYTES, _MAX_KEYS = 1 << 20, 256
 _RSA_BITS = 2048, 8192
-#: A key set is fetched at most this often, and a fetch takes at most so long.
+#: The minimum interval between fetches, and the timeout of one.
 FETCH_INTERVAL_S = 10.0
 FETCH_TIMEOUT_S = 5.0
-#: The most callers that wait for a fetch.
-_MOST_WAITING = 1000
-#: The most fetches that do not end, beside which no other one begins.
-_MOST_THREADS = 3
+#: The maximum number of callers that wait for a fetch.
+_MAX_WAITING = 1000
+#: The maximum number of fetches at once, including hanging ones.
+_MAX_THREADS = 3
 
 
 class KeySet:
@@ -53,7 +53,7 @@ class KeySet:
 
     def __init__(self, keys: dict[tuple[str | None, str], list[PyJWK]]) -> None:
         self._keys = keys
-        #: By algorithm, all keys: for tokens that name none.
+        #: All keys by algorithm, for tokens without a key id.
         self._by_algorithm: dict[str, list[PyJWK]] = {}
         for (_, algorithm), found in keys.items():
             self._by_algorithm.setdefault(algorithm, []).extend(found)
@@ -62,26 +62,26 @@ class KeySet:
         return len({key_id for key_id, _ in self._keys})
 
     def find(self, key_id: str | None, algorithm: str) -> PyJWK | None:
-        """Return the key of a token. Without ``key_id``, it is the only one of the algorithm."""
+        """Return the key of a token. Without ``key_id``, return the only key of the algorithm."""
         found = self._by_algorithm.get(algorithm, []) if key_id is None else self._keys.get((key_id, algorithm), [])
         return found[0] if len(found) == 1 else None
 
     @classmethod
     def parse(cls, content: bytes, algorithms: Sequence[str]) -> KeySet:
-        """Return the keys in ``content`` that fit ``algorithms``. Others are left out. Raises `ValueError`."""
+        """Return the keys in ``content`` that fit ``algorithms``. Raises `ValueError`."""
         from jwt import PyJWK
         from jwt.exceptions import PyJWTError
 
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes")
         try:
-            given = json.loads(content)["keys"]
+            members = json.loads(content)["keys"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError("it is no JSON object with 'keys'") from None
-        if not isinstance(given, list) or len(given) > _MOST_KEYS:
-            raise ValueError(f"its 'keys' are no list of at most {_MOST_KEYS}")
+        if not isinstance(members, list) or len(members) > _MAX_KEYS:
+            raise ValueError(f"its 'keys' are no list of at most {_MAX_KEYS}")
         keys: dict[tuple[str | None, str], list[PyJWK]] = {}
-        for number, each in enumerate(given):
+        for number, each in enumerate(members):
             if not isinstance(each, dict) or each.get("use", "sig") != "sig":
                 continue
             key_id = each.get("kid")
@@ -107,7 +107,7 @@ def read_key_set(path: Path, algorithms: Sequence[str], where: str) -> KeySet:
     """Return the keys in the file. Blocks. Raises `ValueError` that names ``where``."""
     try:
         with open_regular(path) as file:
-            return KeySet.parse(file.read(_MOST_BYTES + 1), algorithms)
+            return KeySet.parse(file.read(_MAX_BYTES + 1), algorithms)
     except OSError as error:
         raise ValueError(f"{where}: '{path}' cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -124,9 +124,9 @@ def require_library(where: str) -> None:
 
 
 class KeyAddress:
-    """The key set at ``address``, fetched when it is first needed, and again later. Event loop only.
+    """The key set at the URL ``address``: fetched at its first use, and refreshed later. Event loop only.
 
-    A fetch that fails leaves the former set.
+    If a fetch fails, the former set stays in use.
     """
 
     def __init__(self, address: str, algorithms: Sequence[str], refresh_s: float, changed: Callable[[], None]) -> None:
@@ -143,18 +143,18 @@ class KeyAddress:
 
     @property
     def may_fetch(self) -> bool:
-        """True if a fetch is in progress, or may begin now."""
+        """True if a fetch is in progress or may start now."""
         return self._fetching is not None or monotonic() - self._begun_s >= FETCH_INTERVAL_S
 
-    def keep_fresh(self) -> None:
-        """Begin to fetch a set that is old."""
+    def refresh(self) -> None:
+        """Start a fetch if the set is older than ``refresh_s``."""
         if self.current is not None and self._fetching is None and monotonic() - self._begun_s >= self._refresh_s:
             self._fetch()
 
     async def fetched(self) -> None:
-        """Wait for the fetch in progress, which this call may begin. Raises `Unavailable` if too many wait."""
-        if self._waiting >= _MOST_WAITING:
-            raise Unavailable(f"{_MOST_WAITING} others wait for the keys of the same issuer", retry_after_s=1)
+        """Wait for the fetch in progress. Start one if there is none. Raises `Unavailable` if too many callers wait."""
+        if self._waiting >= _MAX_WAITING:
+            raise Unavailable(f"{_MAX_WAITING} others wait for the keys of the same issuer", retry_after_s=1)
         self._waiting += 1
         try:
             await asyncio.wait([self._fetching or self._fetch()])  # a caller that disconnects does not cancel it
@@ -166,13 +166,13 @@ class KeyAddress:
         loop = asyncio.get_running_loop()
         self._fetching = fetching = loop.create_future()
         self._threads = [each for each in self._threads if each.is_alive()]
-        if len(self._threads) >= _MOST_THREADS:
-            self._take(fetching, f"{_MOST_THREADS} fetches do not end")
+        if len(self._threads) >= _MAX_THREADS:
+            self._take(fetching, f"{_MAX_THREADS} fetches do not end")
             return fetching
         thread = threading.Thread(target=self._run, args=(loop, fetching), name="headrace key set", daemon=True)
         self._threads.append(thread)
         thread.start()
-        # A head that comes byte by byte passes the time-out of the socket.
+        # The timeout of the socket does not end a response that arrives byte by byte.
         loop.call_later(2 * FETCH_TIMEOUT_S, self._take, fetching, f"it takes more than {2 * FETCH_TIMEOUT_S:g} s")
         return fetching
 
@@ -205,21 +205,21 @@ class KeyAddress:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: Any, **others: Any) -> None:
-        """An address that redirects is refused: it could lead to one without TLS."""
+        """Follow no redirect: it could lead to a URL without TLS."""
 
 
 def read_address(address: str) -> bytes:
-    """Return what an address answers: at most 1 MiB, within about 5 s. Blocks. Raises `OSError` or `ValueError`."""
+    """Return the content at a URL: at most 1 MiB, within about 5 s. Blocks. Raises `OSError` or `ValueError`."""
     ends_s = monotonic() + FETCH_TIMEOUT_S
     opener = urllib.request.build_opener(_NoRedirects)
-    asked = urllib.request.Request(address, headers={"Accept": "application/json", "User-Agent": "headrace-access"})
+    request = urllib.request.Request(address, headers={"Accept": "application/json", "User-Agent": "headrace-access"})
     content = b""
     try:
-        with opener.open(asked, timeout=FETCH_TIMEOUT_S) as response:
+        with opener.open(request, timeout=FETCH_TIMEOUT_S) as response:
             while piece := response.read1(65536):
                 content += piece
-                if len(content) > _MOST_BYTES:
-                    raise ValueError(f"the answer has more than {_MOST_BYTES} bytes")
+                if len(content) > _MAX_BYTES:
+                    raise ValueError(f"the answer has more than {_MAX_BYTES} bytes")
                 if monotonic() > ends_s:
                     raise TimeoutError(f"the answer takes more than {FETCH_TIMEOUT_S:g} s")
     except urllib.error.HTTPError as error:

@@ -1,4 +1,4 @@
-"""``headrace keys``: changes an access file, and explains what a key or a token may do."""
+"""``headrace keys``: changes an access file, and prints the rights of a key or a token."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class AccessKeys(Command):
     )
     description = (
         "Change the file of --access-keys. A running server uses the changed file within two seconds. "
-        "'add' prints the new key once: the file has its digest only. 'allow' adds a rule, 'deny' removes rules. "
-        "'check' explains what a key or a token may do, or why it is refused."
+        "'add' prints the new key once: the file stores only its digest. 'allow' adds a rule, 'deny' removes rules. "
+        "'check' prints the rights of a key or a token, or why it is refused."
     )
     example = "headrace keys add access.json alice --models 'digits*' --expires 2027-01-31"
 
@@ -27,14 +27,19 @@ class AccessKeys(Command):
         parser.add_argument("action", choices=("add", "allow", "deny", "list", "revoke", "check"))
         parser.add_argument("file", help="the access file; 'add' and 'allow' create it")
         parser.add_argument("subject", nargs="?", default="", help="the principal, or the id of the key to revoke")
-        parser.add_argument("--models", default=None, help="patterns of models, such as 'a,digits*'; * by default")
+        parser.add_argument("--models", default=None, help="patterns of models, such as 'a,digits*' (default: *)")
         parser.add_argument(
-            "--operations", default=None, help=f"operations or categories; {OPERATIONS_OF_NEW} by default"
+            "--operations", default=None, help=f"operations or categories (default: {OPERATIONS_OF_NEW})"
         )
         parser.add_argument("--role", action="store_true", help="for 'allow' and 'deny': PRINCIPAL is a role")
         parser.add_argument("--roles", default=None, help="for 'add': the roles of the principal, such as 'a,b'")
-        parser.add_argument("--expires", default=None, metavar="DAY", help="the first day without the key: 2027-01-31")
-        parser.add_argument("--note", default=None, help="where the key is used, for 'list'")
+        parser.add_argument(
+            "--expires",
+            default=None,
+            metavar="DAY",
+            help="the first day on which the key is refused, such as 2027-01-31",
+        )
+        parser.add_argument("--note", default=None, help="a remark on the key, which 'list' prints")
         parser.add_argument("--key", default=None, help="for 'check': a key or a token, or - to read it from stdin")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -43,8 +48,8 @@ class AccessKeys(Command):
         try:
             return ACTIONS[arguments.action](arguments)
         except (HeadraceError, ValueError) as error:
-            told = error.message if isinstance(error, HeadraceError) else str(error)
+            message = error.message if isinstance(error, HeadraceError) else str(error)
         except OSError as error:
-            told = f"{error.filename}: {error.strerror}"
-        print(f"headrace keys: {one_line(told)}", file=sys.stderr)
+            message = f"{error.filename}: {error.strerror}"
+        print(f"headrace keys: {one_line(message)}", file=sys.stderr)
         return 1

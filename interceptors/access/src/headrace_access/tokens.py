@@ -1,4 +1,4 @@
-"""Tokens of issuers (JWT, RFC 7519): verified once, then looked up until they expire."""
+"""Tokens of issuers (JWT, RFC 7519): verified once, then cached until they expire."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from time import time
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace import HeadraceError, Unavailable, one_line
-from headrace_access.access_rules import MOST_CHARACTERS, Verified
+from headrace_access.access_rules import MAX_CHARACTERS, Verified
 from headrace_access.issuers import Issuer
 from headrace_access.key_file import KeyFile
 from headrace_access.key_sets import FETCH_INTERVAL_S, KeyAddress, KeySet
-from headrace_access.verification_pace import VerificationPace
+from headrace_access.verification_limiter import VerificationLimiter
 
 _LONGEST_KEY_ID = 256
-#: Tokens that are kept, and wrong ones: 16,384 take about 10 MB.
-_KEPT, _KEPT_WRONG = 16_384, 4096
+#: The maximum number of cached tokens and of cached wrong ones. 16,384 tokens take about 10 MB.
+_MAX_KNOWN, _MAX_WRONG = 16_384, 4096
 NO_TOKEN = "it is no token"
 
 
-#: A token, why it is refused, or what to await for one of both.
+#: A token, the reason why it is refused, or an awaitable of one of both.
 Found: TypeAlias = "Verified | str | Awaitable[Verified | str]"
 
 
@@ -30,60 +30,60 @@ class Tokens:
     """The tokens of the issuers in ``file``. Event loop only."""
 
     def __init__(self, file: KeyFile, former: Tokens | None = None) -> None:
-        """Create it. Addresses whose issuer has not changed keep the keys that ``former`` has fetched."""
+        """Create it. If an issuer has not changed, its keys from ``former`` are used."""
         self._file = file
-        self._pace: VerificationPace = VerificationPace() if former is None else former._pace
+        self._limiter: VerificationLimiter = VerificationLimiter() if former is None else former._limiter
         self._addresses: dict[str, KeyAddress] = {}
         for name, issuer in file.issuers.items():
             if not issuer.has_address:
                 continue
-            kept = None if former is None or former._file.issuers.get(name) != issuer else former._addresses[name]
-            if kept is not None:
-                kept.changed = self.forget
-            self._addresses[name] = kept or KeyAddress(issuer.keys, issuer.algorithms, issuer.refresh_s, self.forget)
+            address = None if former is None or former._file.issuers.get(name) != issuer else former._addresses[name]
+            if address is not None:
+                address.changed = self.forget
+            self._addresses[name] = address or KeyAddress(issuer.keys, issuer.algorithms, issuer.refresh_s, self.forget)
         self._known: dict[bytes, Verified] = {}
         self._wrong: set[bytes] = set()
-        #: Called when tokens that were right may be wrong now.
+        #: Called when valid tokens may no longer be valid.
         self.on_forget: Callable[[], None] = lambda: None
 
     def forget(self) -> None:
-        """Verify all tokens again: the keys of an issuer have changed."""
+        """Clear the cache, because the keys of an issuer have changed."""
         self._known.clear()
         self._wrong.clear()
         self.on_forget()
 
-    def keep_fresh(self) -> None:
-        """Begin to fetch key sets that are old."""
+    def refresh(self) -> None:
+        """Start to fetch old key sets."""
         for address in self._addresses.values():
-            address.keep_fresh()
+            address.refresh()
 
-    def find(self, given: str) -> Found:
-        """Return the principal of the token ``given``, why it is refused, or an awaitable of one of both.
+    def find(self, text: str) -> Found:
+        """Return the principal of the token ``text``, the reason why it is refused, or an awaitable of one of both.
 
-        The awaitable waits for the keys of the issuer, or for the turn of an unknown token: one is verified in each
-        turn of the event loop. Raises `Unavailable` if there are no keys, or if too many unknown tokens arrive.
+        The awaitable waits for the keys of the issuer, or for the limiter, which permits one unknown token in each turn
+        of the event loop. Raises `Unavailable` if there are no keys, or if too many unknown tokens arrive.
         """
-        digest = sha256(given.encode("utf-8", "surrogatepass")).digest()
+        digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         known = self._known.get(digest)
         if known is not None:
             return known if time() < known.until_s else "it has expired"
         if digest in self._wrong:
             return "its signature is wrong"
-        if self._pace.is_taken:
-            return self._find_in_turn(given, digest)
-        return self._find_unknown(given, digest)
+        if self._limiter.is_taken:
+            return self._find_in_turn(text, digest)
+        return self._find_unknown(text, digest)
 
-    async def _find_in_turn(self, given: str, digest: bytes) -> Verified | str:
-        await self._pace.turn()
-        if digest in self._wrong:  # another caller has shown it meanwhile
+    async def _find_in_turn(self, text: str, digest: bytes) -> Verified | str:
+        await self._limiter.turn()
+        if digest in self._wrong:  # another caller has sent it meanwhile
             return "its signature is wrong"
-        found = self._known.get(digest) or self._find_unknown(given, digest)
+        found = self._known.get(digest) or self._find_unknown(text, digest)
         return await found if isinstance(found, Awaitable) else found
 
-    def _find_unknown(self, given: str, digest: bytes) -> Found:
-        begun_ns = self._pace.begin()
+    def _find_unknown(self, text: str, digest: bytes) -> Found:
+        begun_ns = self._limiter.begin()
         try:
-            token = peek(given)
+            token = decode_unverified(text)
             if isinstance(token, str):
                 return token
             issuer = self._issuer(token)
@@ -93,22 +93,24 @@ class Tokens:
             if address is not None:
                 keys = address.current
             if (keys is None or not self._has_key(keys, token)) and address is not None and address.may_fetch:
-                return self._find_later(given, digest, token, issuer, address)
-            return self._verify(given, digest, token, issuer, keys)
+                return self._find_later(text, digest, token, issuer, address)
+            return self._verify(text, digest, token, issuer, keys)
         finally:
-            self._pace.end(begun_ns)
+            self._limiter.end(begun_ns)
 
-    async def _find_later(self, given: str, digest: bytes, token: Peeked, issuer: Issuer, address: KeyAddress) -> Any:
+    async def _find_later(
+        self, text: str, digest: bytes, token: UnverifiedToken, issuer: Issuer, address: KeyAddress
+    ) -> Any:
         await address.fetched()
-        await self._pace.turn()
-        begun_ns = self._pace.begin()
+        await self._limiter.turn()
+        begun_ns = self._limiter.begin()
         try:
-            return self._verify(given, digest, token, issuer, address.current)
+            return self._verify(text, digest, token, issuer, address.current)
         finally:
-            self._pace.end(begun_ns)
+            self._limiter.end(begun_ns)
 
-    def _issuer(self, token: Peeked) -> Issuer | str:
-        """Return the issuer that ``token`` names, or why it is refused, before its signature is verified."""
+    def _issuer(self, token: UnverifiedToken) -> Issuer | str:
+        """Return the issuer that ``token`` names, or the reason why it is refused. Does not verify its signature."""
         header, claims = token
         name = claims.get("iss")
         issuer = self._file.issuers.get(name) if isinstance(name, str) else None
@@ -127,11 +129,13 @@ class Tokens:
         return issuer
 
     @staticmethod
-    def _has_key(keys: KeySet, token: Peeked) -> bool:
+    def _has_key(keys: KeySet, token: UnverifiedToken) -> bool:
         return keys.find(token.header.get("kid"), token.header["alg"]) is not None
 
-    def _verify(self, given: str, digest: bytes, token: Peeked, issuer: Issuer, keys: KeySet | None) -> Verified | str:
-        """Verify signature and claims, and keep the result."""
+    def _verify(
+        self, text: str, digest: bytes, token: UnverifiedToken, issuer: Issuer, keys: KeySet | None
+    ) -> Verified | str:
+        """Verify signature and claims, and cache the result."""
         if keys is None:
             raise Unavailable(
                 f"the keys of the issuer '{one_line(issuer.name)}' cannot be fetched", retry_after_s=FETCH_INTERVAL_S
@@ -144,7 +148,7 @@ class Tokens:
 
         try:
             claims = jwt.decode(
-                given,
+                text,
                 key,
                 algorithms=list(issuer.algorithms),
                 audience=issuer.audience,
@@ -154,44 +158,44 @@ class Tokens:
             )
             until_s = float(claims["exp"]) + issuer.leeway_s
         except exceptions.InvalidSignatureError:
-            if len(self._wrong) >= _KEPT_WRONG:
+            if len(self._wrong) >= _MAX_WRONG:
                 self._wrong.clear()
             self._wrong.add(digest)
             return "its signature is wrong"
-        except Exception as error:  # PyJWT compares what a token has: numbers without end, texts, lists
+        except Exception as error:  # PyJWT compares values of the token of any type: infinite numbers, texts, lists
             return _reason(error)
         identity = issuer.identity(claims)
         if isinstance(identity, str):
             return identity
-        if len(self._known) >= _KEPT:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         found = self._known[digest] = Verified(self._file.named(*identity), until_s)
         return found
 
 
-class Peeked(NamedTuple):
-    """The header and the claims of a token whose signature is not verified yet."""
+class UnverifiedToken(NamedTuple):
+    """The header and the claims of a token with an unverified signature."""
 
     header: dict[str, Any]
     claims: dict[str, Any]
 
 
-def peek(given: str) -> Peeked | str:
-    """Return header and claims of the token ``given``, unverified; or why it is none."""
-    if len(given) > MOST_CHARACTERS:
+def decode_unverified(text: str) -> UnverifiedToken | str:
+    """Return header and claims of the token ``text``, unverified, or the reason why it is malformed."""
+    if len(text) > MAX_CHARACTERS:
         return "it is too long"
-    parts = given.split(".")
+    parts = text.split(".")
     if len(parts) != 3:
         return NO_TOKEN
     try:
         header, claims = (json.loads(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in parts[:2])
     except (ValueError, RecursionError):
         return NO_TOKEN
-    return Peeked(header, claims) if isinstance(header, dict) and isinstance(claims, dict) else NO_TOKEN
+    return UnverifiedToken(header, claims) if isinstance(header, dict) and isinstance(claims, dict) else NO_TOKEN
 
 
 def _reason(error: Exception) -> str:
-    """Return why PyJWT refuses a token."""
+    """Return the reason why PyJWT refuses a token."""
     from jwt import exceptions
 
     if isinstance(error, HeadraceError):

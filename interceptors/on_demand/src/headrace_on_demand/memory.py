@@ -1,4 +1,4 @@
-"""The memory of loaded models: that of their processes, and their shares in the growth of the server's process."""
+"""The memory of loaded models: of their processes, and of their shares in the server's process."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 from headrace import ServedModel
 
-#: A model whose files are smaller, or of unknown size, shares as if it had 1 MiB.
+#: The least weight of a model: 1 MiB, also if the size of its files is unknown.
 _LEAST_WEIGHT = 1 << 20
 
 
 class ServerMemory:
-    """Divides what the server's process has grown by among the models that run in it, in proportion to their files.
+    """Divides the growth of the server's process among the models that run in it, in proportion to their files.
 
-    So the sum is what the models together occupy, with what their executions need. ``base`` is what the server occupies
-    without models.
+    The sum is the memory of all models, including their executions. ``base`` is the memory of the server without
+    models.
     """
 
     base = 0
 
     def begin(self) -> None:
-        """Take what the server occupies now as its memory without models. Reads a file."""
+        """Set ``base`` to the current memory. Reads a file."""
         self.base = resident_bytes()
 
     def shares(self, file_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Return the share of each loaded model, at least its files, whose size is in ``file_bytes``."""
+        """Return the share of each loaded model, at least the size of its files in ``file_bytes``."""
         now = resident_bytes()
         if not file_bytes:
             self.base = now
@@ -39,7 +39,7 @@ class ServerMemory:
 def resident_bytes() -> int:
     """Return the resident memory of this process without pages of files; 0 without Linux's ``/proc``.
 
-    Pages of files are the libraries of engines, which stay, and files that a model maps, which count by their size.
+    Pages of files are engine libraries, which are never unloaded, and mapped model files, which count by their size.
     """
     try:
         _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()

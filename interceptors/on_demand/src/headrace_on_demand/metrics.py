@@ -8,7 +8,7 @@ from typing import ClassVar
 from headrace import LoadControl, Measured, PublishedMetric, Publisher
 
 
-class Figures:
+class OnDemandMetrics:
     """The numbers of the control mode, in the order of ``metrics``."""
 
     name = "on-demand"

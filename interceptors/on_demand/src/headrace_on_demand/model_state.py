@@ -1,4 +1,4 @@
-"""What the control mode knows of one model. Event loop only."""
+"""The state of one model in the control mode. Event loop only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headrace_on_demand.on_demand_options import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class FailedLoad:
-    """A load that has failed. There is no other attempt before ``until_s``, a monotonic time."""
+    """A failed load. There is no other attempt before ``until_s``, a monotonic time."""
 
     error: HeadraceError
     until_s: float
 
     def refusal(self, name: str) -> HeadraceError:
-        """Return the error for a request that comes before the next attempt."""
+        """Return the error for a request before the next attempt."""
         left_s = max(0.0, self.until_s - monotonic())
         return Unavailable(
             f"model '{name}' could not be loaded: {self.error.message.strip()} (the next attempt is in {left_s:.0f} s)",
@@ -29,9 +29,9 @@ class FailedLoad:
 
 
 class ModelState(Watch):
-    """One model that was asked for. It watches its own operations.
+    """One requested model. It is the watch of its operations.
 
-    ``in_flight`` counts those that were admitted and are not over, ``waiting`` the callers that wait for it.
+    ``in_flight`` counts the admitted operations that have not ended, ``waiting`` the callers that wait for the model.
     """
 
     def __init__(self, name: str, became_idle: Callable[[], None]) -> None:
@@ -40,21 +40,21 @@ class ModelState(Watch):
         #: The end of its last operation, in monotonic nanoseconds.
         self.used_ns = 0
         self.settings = ModelSettings()
-        #: The models that it needs, directly.
+        #: Its direct dependencies.
         self.needed: Collection[str] = ()
         self.backend = ""
-        #: For how long it may still be needed after its last operation: a sequence may go on.
+        #: The time after its last operation for which a sequence may continue.
         self.idle_s = 0.0
-        #: By device, the memory that it had when it was measured last; empty if it was never loaded.
+        #: Its last measured memory by device; empty if it was never loaded.
         self.measured: Mapping[str, int] = {}
         self.file_bytes = 0
-        #: True if instances run in the server; a guess until it is loaded.
+        #: True if instances run in the server process; a guess until it is loaded.
         self.in_server = True
         #: The memory of its processes, and its share of the server's, in bytes.
         self.process_bytes = self.server_bytes = 0
         self.failed: FailedLoad | None = None
         self.loading: asyncio.Task[None] | None = None
-        self.leaving: asyncio.Task[None] | None = None
+        self.eviction: asyncio.Task[None] | None = None
         self.waiters: set[asyncio.Future[bool]] = set()
         self._became_idle = became_idle
 
@@ -72,7 +72,7 @@ class ModelState(Watch):
             self._became_idle()
 
     def wake(self) -> None:
-        """Let all that wait for it look again."""
+        """Wake every caller that waits for it."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(True)
@@ -84,16 +84,16 @@ class ModelState(Watch):
 
     @property
     def has_sequences(self) -> bool:
-        """True if a sequence may go on, which would be lost with the model."""
+        """True if an unload could lose a sequence."""
         return self.idle_s > 0
 
     @property
     def is_idle(self) -> bool:
-        """True if it may be unloaded without loss: nothing is in flight, and no sequence goes on."""
+        """True if it may be unloaded without loss: nothing is in flight, and no sequence may continue."""
         return not (self.in_flight or self.waiting) and self.idle_for_s >= self.idle_s
 
-    def describe(self, model: LoadableModel, settings: ModelSettings) -> None:
-        """Take over what the config says."""
+    def read_config(self, model: LoadableModel, settings: ModelSettings) -> None:
+        """Read the config of ``model``."""
         self.settings, self.needed, self.backend = settings, model.needed, model.config.backend or model.config.platform
         self.file_bytes = model.file_bytes
         batching = model.config.sequence_batching
@@ -101,7 +101,7 @@ class ModelState(Watch):
         self.idle_s = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6 if has_sequences else 0.0
 
 
-def shown(size: float) -> str:
+def format_size(size: float) -> str:
     """Return ``size`` in the form of the flags: ``1.5 GiB``."""
     unit = min(3, int(math.log(max(size, 1), 1024)))
     return f"{size / 1024**unit:.4g} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"

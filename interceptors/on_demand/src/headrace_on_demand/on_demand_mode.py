@@ -1,9 +1,9 @@
-"""The control mode ``on-demand``: which operations wait for a load, and what clients are told about a model.
+"""The control mode ``on-demand``: operations that wait for a load, and the state of a model for clients.
 
 ::
 
-    OnDemand.admit -> _wait -> Loads.begin     one load, however many wait
-    ModelState.ended                           in flight no more: it may be evicted
+    OnDemand.admit -> _wait -> Loads.begin     one load for all callers that wait
+    ModelState.ended                           no longer in flight: it may be evicted
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from headrace import (
     share_heap,
 )
 from headrace_on_demand.loads import Loads
-from headrace_on_demand.metrics import Figures, memory_metrics
+from headrace_on_demand.metrics import OnDemandMetrics, memory_metrics
 from headrace_on_demand.model_state import ModelState
 from headrace_on_demand.on_demand_options import OnDemandOptions
 
 log = rate_limited_logger(__name__)
 
-#: The operations that need the model. Each of them loads it.
+#: The operations that load the model.
 _USES = frozenset((Operation.INFER, Operation.GENERATE, Operation.MODEL_METADATA, Operation.MODEL_CONFIG))
-#: An unknown name makes the repository be listed again, but at most once per second.
+#: An unknown name causes a new listing of the repository, at most once per second.
 _LIST_S = 1.0
-#: The memory of the models in processes is measured, and idle models are unloaded, once per second.
+#: The interval at which memory is measured and idle models are unloaded.
 _TICK_S = 1.0
 
 
 class OnDemand(ControlMode):
-    """Loads a model when an operation needs it, and evicts others for it. Event loop only."""
+    """Loads a model when an operation needs it, and evicts others to make room. Event loop only."""
 
     name: ClassVar[str] = "on-demand"
 
@@ -52,7 +52,7 @@ class OnDemand(ControlMode):
         super().__init__(options)
         self._settings = options.group(OnDemandOptions)
         self.loads = Loads(self._settings)
-        #: The models that take requests, by name: what `admit` looks up.
+        #: The models that accept requests, by name.
         self._open = self.loads.open
         self.models: LoadControl
         self._names: Collection[str] = ()
@@ -70,7 +70,7 @@ class OnDemand(ControlMode):
                 state.in_flight += 1
                 return state
             return None
-        if not model or caller.transport in ("model", "program"):  # these hold it, or have found it
+        if not model or caller.transport in ("model", "program"):  # these callers hold the model already
             return None
         if operation in _USES or _is_inference(operation):
             return self._wait(model, caller.deadline_ns)
@@ -87,7 +87,7 @@ class OnDemand(ControlMode):
         return _nothing if state is None else state.release
 
     async def _wait(self, name: str, deadline_ns: int = 0) -> ModelState | None:
-        """Return the model, in flight once more, when it takes requests. Return None if there is no such model.
+        """Wait until the model ``name`` accepts requests. Return it with one more in flight; None if it does not exist.
 
         Raises `Unavailable`.
         """
@@ -106,7 +106,7 @@ class OnDemand(ControlMode):
         if deadline_ns:
             ends_s = min(ends_s, deadline_ns / 1e9)
         state = self.loads.state(name)
-        state.waiting += 1  # so that it is not evicted before this operation begins
+        state.waiting += 1  # keeps it from being evicted before this operation starts
         self._waiting += 1
         try:
             while name not in self._open:
@@ -115,7 +115,7 @@ class OnDemand(ControlMode):
                 self.loads.begin(state)
                 if not await _woken(state, ends_s - monotonic()):
                     if not deadline_ns or deadline_ns / 1e9 > ends_s:
-                        raise self._waited(state)
+                        raise self._wait_timeout(state)
                     phase = self.loads.phase(state)
                     raise Unavailable(
                         f"Request timeout expired while it waited for {phase} of model '{name}'", retry_after_s=1
@@ -131,8 +131,8 @@ class OnDemand(ControlMode):
         state.in_flight += 1
         return state
 
-    def _waited(self, state: ModelState) -> Unavailable:
-        """Return the error for a caller that has waited for ``state`` as long as it may."""
+    def _wait_timeout(self, state: ModelState) -> Unavailable:
+        """Return the error for a caller whose wait for ``state`` has timed out."""
         return Unavailable(
             f"model '{state.name}' is not loaded yet: the request has waited {self._settings.wait:g} s for "
             f"{self.loads.phase(state)} (--on-demand-wait)",
@@ -140,7 +140,7 @@ class OnDemand(ControlMode):
         )
 
     async def _list(self) -> None:
-        """List the repository again, unless that was done less than a second ago, or the server has not started."""
+        """List the repository again, at most once per second, and not before the server has started."""
         if self._listing is None:
             if self._ticking is None or monotonic() - self._listed_s < _LIST_S:
                 return
@@ -155,7 +155,7 @@ class OnDemand(ControlMode):
         finally:
             self._listed_s, self._listing = monotonic(), None
 
-    # ------------------------------------------------------------------ what clients ask about a model
+    # ------------------------------------------------------------------ the state of a model
 
     def is_ready(self, name: str) -> bool:
         state = self.loads.states.get(name)
@@ -169,9 +169,9 @@ class OnDemand(ControlMode):
         return "loaded on demand"
 
     async def load(self, name: str) -> None:
-        """Load ``name`` now, or load what has changed of it. A pause after a failed load ends.
+        """Load ``name`` now, also after a failed load, or reload it if it has changed.
 
-        Waits for room as long as a request would, and for the load until it ends.
+        The wait for room is limited as that of a request. The wait for the load is not.
         """
         state = self.loads.state(name)
         state.waiting += 1
@@ -185,11 +185,11 @@ class OnDemand(ControlMode):
                 self.loads.begin(state)
                 has_ended = await _woken(state, self._settings.wait)
                 if not has_ended and not self.loads.has_begun(state):
-                    raise self._waited(state)
+                    raise self._wait_timeout(state)
                 if state.failed is not None:
                     raise state.failed.error
                 if not self.loads.exists(name):
-                    await self.models.load(name)  # words the error
+                    await self.models.load(name)  # raises the error
         finally:
             state.waiting -= 1
 
@@ -203,7 +203,7 @@ class OnDemand(ControlMode):
     async def start(self) -> list[HeadraceError]:
         self.models = self.loads.models = LoadControl(self.parts)
         if self.loads.budget.limits:
-            share_heap()  # else each loading thread keeps a heap of its own, up to 64 MiB
+            share_heap()  # otherwise each loading thread keeps its own heap of up to 64 MiB
         await asyncio.to_thread(self.loads.server.begin)
         self._names = frozenset(await self.models.names())
         self._listed_s = monotonic()
@@ -245,11 +245,11 @@ class OnDemand(ControlMode):
             loads.evictions,
             self._refused,
         )
-        return (({}, Figures(values)), *memory_metrics(self.models, self._open))
+        return (({}, OnDemandMetrics(values)), *memory_metrics(self.models, self._open))
 
 
 async def _woken(state: ModelState, timeout_s: float) -> bool:
-    """Wait until ``state`` has changed. Return False if it has not within ``timeout_s``."""
+    """Wait until ``state`` changes. Return False if it does not within ``timeout_s``."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[bool] = loop.create_future()
     timer = loop.call_later(max(0.0, timeout_s), _expire, waiter)

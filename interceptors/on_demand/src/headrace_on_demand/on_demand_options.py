@@ -20,30 +20,31 @@ _KEYS = (PINNED, KEEP_ALIVE, MEMORY, GPU_MEMORY)
 
 @dataclass(frozen=True)
 class OnDemandOptions(OptionGroup):
-    """Models that are loaded at their first request: --model-control-mode=on-demand."""
+    """Loads of models at their first request: --model-control-mode=on-demand."""
 
     name: ClassVar[str] = "on-demand"
-    memory: str = field(
-        default="", metadata={"help": "Memory for models, such as 4GiB or 500MB. Without it, there is no limit."}
+    memory: str = field(default="", metadata={"help": "Memory for models, such as 4GiB or 500MB. Empty: no limit."})
+    gpu_memory: str = field(default="", metadata={"help": "Memory for models on each GPU, such as 0:8GiB,1:8GiB."})
+    pinned: str = field(
+        default="", metadata={"help": "Models that are loaded at start and never evicted, such as a,b."}
     )
-    gpu_memory: str = field(default="", metadata={"help": "Memory for models on GPUs: 0:8GiB,1:8GiB."})
-    pinned: str = field(default="", metadata={"help": "Models, as in a,b, that are loaded at start and never evicted."})
     keep_alive: float = field(
-        default=0, metadata={"help": "Seconds after which an idle model is unloaded. 0: only if its memory is needed."}
+        default=0,
+        metadata={"help": "Seconds after which an idle model is unloaded. 0: only when its memory is needed."},
     )
-    wait: float = field(default=60, metadata={"help": "Seconds that a request waits for its model at most."})
-    max_waiting: int = field(default=1000, metadata={"help": "Requests that may wait for models at once."})
+    wait: float = field(default=60, metadata={"help": "Maximum seconds that a request waits for its model."})
+    max_waiting: int = field(default=1000, metadata={"help": "Maximum requests that wait for models."})
     pause: float = field(default=10, metadata={"help": "Seconds from a failed load to the next attempt."})
     patience: float = field(
         default=1,
         metadata={
-            "help": "Seconds that a load waits for idle models. Then busy ones take no new requests until they "
-            "are evicted."
+            "help": "Seconds that a load waits for idle models. After that, busy models get no new requests until "
+            "they are evicted."
         },
     )
 
     def __post_init__(self) -> None:
-        for given, value, least in (
+        for flag, value, least in (
             ("keep-alive", self.keep_alive, 0),
             ("wait", self.wait, 0),
             ("max-waiting", self.max_waiting, 1),
@@ -51,7 +52,7 @@ class OnDemandOptions(OptionGroup):
             ("patience", self.patience, 0),
         ):
             if not (isfinite(value) and value >= least):
-                raise ValueError(f"--on-demand-{given} is {value}; it is a finite number from {least} on")
+                raise ValueError(f"--on-demand-{flag} is {value}; it is a finite number from {least} on")
         if self.memory:
             parse_size("--on-demand-memory", self.memory)
         gpu_limits(self.gpu_memory)
@@ -68,7 +69,7 @@ class OnDemandOptions(OptionGroup):
 
 
 def parse_size(what: str, text: str) -> int:
-    """Return the bytes that ``text`` means: ``4GiB``, ``500MB``, ``1048576``. Raises `ValueError`."""
+    """Return the size ``text`` in bytes: ``4GiB``, ``500MB``, ``1048576``. Raises `ValueError`."""
     found = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(found[2].upper()) if found else None
     size = int(float(found[1]) * unit) if found and unit else 0
@@ -90,10 +91,7 @@ def gpu_limits(text: str) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What one model says in its config. ``memory`` and ``gpu_memory`` are the least that it counts for, in bytes.
-
-    ``keep_alive_s`` is None without the parameter.
-    """
+    """The parameters of one model. ``memory`` and ``gpu_memory`` are its least charges in bytes."""
 
     pinned: bool = False
     keep_alive_s: float | None = None
@@ -103,16 +101,16 @@ class ModelSettings:
 
 def read_settings(config: ModelConfig) -> ModelSettings:
     """Return the parameters ``control.*`` of ``config``. Raises `ConfigError`."""
-    given = {key: value.string_value for key, value in config.parameters.items() if key.startswith("control.")}
-    for key in given:
+    values = {key: value.string_value for key, value in config.parameters.items() if key.startswith("control.")}
+    for key in values:
         if key not in _KEYS:
             raise ConfigError(f"unknown parameter '{key}'; known: {', '.join(_KEYS)}", field=f"parameters[{key!r}]")
     try:
-        pinned = {"true": True, "false": False, "": False}.get(given.get(PINNED, "").lower())
+        pinned = {"true": True, "false": False, "": False}.get(values.get(PINNED, "").lower())
         if pinned is None:
-            raise ValueError(f"parameter '{PINNED}' is '{given[PINNED]}', expected true or false")
-        memory, gpu_memory = (parse_size(f"parameter '{k}'", given[k]) if k in given else 0 for k in _KEYS[2:])
-        return ModelSettings(pinned, _seconds(given.get(KEEP_ALIVE)), memory, gpu_memory)
+            raise ValueError(f"parameter '{PINNED}' is '{values[PINNED]}', expected true or false")
+        memory, gpu_memory = (parse_size(f"parameter '{k}'", values[k]) if k in values else 0 for k in _KEYS[2:])
+        return ModelSettings(pinned, _seconds(values.get(KEEP_ALIVE)), memory, gpu_memory)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Quotas for Headrace: how much each principal may use of each model, and fair shares of a busy one.
+"""Quotas for Headrace: limits for each principal and model, and fair sharing of a busy model.
 
 ::
 
@@ -7,11 +7,11 @@
 
 ::
 
-    Quotas            the interceptor: counts, refuses, lets wait                  (quotas_interceptor)
-    QuotaBook         what holds for whom: the content of a quota file             (quota_file)
-    Tenant, Use       what a principal uses, of all models and of one              (usage)
-    FairGate          lets as many requests to a model as fill its instances       (fair_gate)
-    headrace quotas   checks a quota file, and says what holds for a principal     (quotas_command)
+    Quotas            the interceptor: counts, refuses, queues                     (quotas_interceptor)
+    QuotaBook         the content of a quota file: limits by principal and model   (quota_file)
+    Tenant, Use       the use of one principal: of all models, and of one          (accounts, fair_gate)
+    FairGate          admits as many requests to a model as fill its instances     (fair_gate)
+    headrace quotas   checks a quota file, and prints the limits of a principal    (quotas_command)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What principals may use, and have used: token buckets, and a bound of the requests in flight. Event loop only."""
+"""The limits and the use of principals: token buckets, and the requests in flight. Event loop only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from sys import maxsize
 from typing import NamedTuple, TypeAlias
 
 from headrace import one_line
-from headrace_quotas.figures import PrincipalFigures
+from headrace_quotas.counters import Counters
 from headrace_quotas.quota_file import Quota, QuotaBook, QuotaLimits
 
-#: A principal, or an address in a tuple: no principal can be taken for an address.
+#: A principal, or an address in a tuple, so that a principal cannot collide with an address.
 TenantKey: TypeAlias = "str | tuple[str]"
 #: Rounding must not refuse the last request of a burst.
 _ROUNDING_S = 1e-9
@@ -19,7 +19,7 @@ RETRY_S = 1.0
 
 
 class QuotaRefusal(NamedTuple):
-    """Why a request is refused, and after how many seconds the next one may pass."""
+    """The reason of a refusal, and the seconds after which the caller may try again."""
 
     reason: str
     text: str
@@ -27,10 +27,10 @@ class QuotaRefusal(NamedTuple):
 
 
 class Bucket:
-    """A token bucket that lends: it lets pass while anything is left, and is charged what was used afterwards.
+    """A token bucket that may go into debt: a request passes while anything is left, and is charged afterwards.
 
-    So no use is too large, and the next ones wait. ``rate`` units per second flow in, and ``burst`` units fit. What it
-    has is kept as one time: ``full_s``, when it would be full again.
+    So no request is too large, and the next ones wait. The bucket gains ``rate`` units per second, and holds at most
+    ``burst``. Its state is one time: ``full_s``, when it is full again.
     """
 
     __slots__ = ("full_s", "rate", "slack_s")
@@ -39,7 +39,7 @@ class Bucket:
         self.full_s, self.rate = now_s, 1.0
 
     def set(self, rate: float, burst: float, now_s: float) -> None:
-        """Use another rate and burst. What is used stays used."""
+        """Set another rate and burst. The used units stay used."""
         used = max(0.0, self.full_s - now_s) * self.rate
         self.rate, self.slack_s, self.full_s = rate, burst / rate - _ROUNDING_S, now_s + used / rate
 
@@ -48,16 +48,25 @@ class Bucket:
 
 
 class Account:
-    """The limits of one principal, for one model or for all together, and what is used of them.
+    """The limits of one principal, for one model or for all together, and their use.
 
-    The bucket of requests lends nothing. Its fields are the account's own, because every request needs them. Without
-    a limit, ``step_s`` is 0 and ``slack_s`` infinite.
+    The bucket of requests never goes into debt. Its fields are in the account itself, because every request needs them.
+    Without a limit, ``step_s`` is 0 and ``slack_s`` infinite.
     """
 
-    __slots__ = ("full_s", "has_debts", "in_flight", "input_bytes", "most", "slack_s", "step_s", "tokens")
+    __slots__ = (
+        "full_s",
+        "has_debt_buckets",
+        "in_flight",
+        "input_bytes",
+        "max_in_flight",
+        "slack_s",
+        "step_s",
+        "tokens",
+    )
 
     def __init__(self, limits: QuotaLimits, now_s: float) -> None:
-        #: Requests in flight of the tenant. That of a `Use` is not here.
+        #: The requests in flight of the tenant. A `Use` counts its own.
         self.in_flight = 0
         self.full_s, self.step_s = now_s, 0.0
         self.input_bytes: Bucket | None = None
@@ -65,8 +74,8 @@ class Account:
         self.set(limits, now_s)
 
     def set(self, limits: QuotaLimits, now_s: float) -> None:
-        """Use other limits. What is used stays used."""
-        self.most = maxsize if limits.in_flight is None else limits.in_flight
+        """Set other limits. The used units stay used."""
+        self.max_in_flight = maxsize if limits.in_flight is None else limits.in_flight
         rates = {name: (rate, burst) for name, rate, burst in limits.rates()}
         used = max(0.0, self.full_s - now_s) / self.step_s if self.step_s else 0.0
         rate, burst = rates.get("requests_per_second", (inf, 1))
@@ -75,14 +84,18 @@ class Account:
         self.full_s = now_s + used * self.step_s
         self.input_bytes = _bucket(self.input_bytes, rates.get("input_bytes_per_second"), now_s)
         self.tokens = _bucket(self.tokens, rates.get("output_tokens_per_minute"), now_s)
-        self.has_debts = self.input_bytes is not None or self.tokens is not None
+        self.has_debt_buckets = self.input_bytes is not None or self.tokens is not None
 
     def is_used_up(self, in_flight: int, now_s: float) -> bool:
         """True if a request is refused now."""
-        return in_flight >= self.most or self.full_s > now_s + self.slack_s or (self.has_debts and self.is_owing(now_s))
+        return (
+            in_flight >= self.max_in_flight
+            or self.full_s > now_s + self.slack_s
+            or (self.has_debt_buckets and self.is_in_debt(now_s))
+        )
 
-    def is_owing(self, now_s: float) -> bool:
-        """True if more bytes or tokens were used than there are."""
+    def is_in_debt(self, now_s: float) -> bool:
+        """True if the bucket of bytes or of tokens is in debt."""
         bucket = self.input_bytes
         if bucket is not None and bucket.full_s > now_s + bucket.slack_s:
             return True
@@ -90,9 +103,11 @@ class Account:
         return bucket is not None and bucket.full_s > now_s + bucket.slack_s
 
     def refusal(self, who: str, in_flight: int, now_s: float) -> QuotaRefusal:
-        """Return why a request is refused now."""
-        if in_flight >= self.most:
-            return QuotaRefusal("in_flight", f"{who} has {self.most} inferences in flight, which is the limit", RETRY_S)
+        """Return the reason to refuse a request now."""
+        if in_flight >= self.max_in_flight:
+            return QuotaRefusal(
+                "in_flight", f"{who} has {self.max_in_flight} inferences in flight, which is the limit", RETRY_S
+            )
         if self.full_s > now_s + self.slack_s:
             text = f"{who} may ask {1 / self.step_s:g} inferences per second"
             return QuotaRefusal("rate", text, self.full_s - self.slack_s - now_s)
@@ -105,13 +120,13 @@ class Account:
         return QuotaRefusal("tokens", text, self.tokens.full_s - self.tokens.slack_s - now_s)
 
     def take(self, size_bytes: int, now_s: float) -> None:
-        """Count one request more, but not as one in flight."""
+        """Charge one request. ``in_flight`` is not changed."""
         self.full_s = (self.full_s if self.full_s > now_s else now_s) + self.step_s
         if self.input_bytes is not None:
             self.input_bytes.take(size_bytes, now_s)
 
-    def is_whole(self, now_s: float) -> bool:
-        """True if as much may be used as if nothing ever was."""
+    def is_unused(self, now_s: float) -> bool:
+        """True if nothing is in flight and every bucket is full."""
         buckets = (self, self.input_bytes, self.tokens)
         return not self.in_flight and all(bucket is None or bucket.full_s <= now_s for bucket in buckets)
 
@@ -119,17 +134,17 @@ class Account:
 class Tenant:
     """A principal, or an address without one. ``uses`` is the number of its `Use` objects."""
 
-    __slots__ = ("account", "figures", "key", "paced_s", "quota", "uses", "who")
+    __slots__ = ("account", "counters", "key", "next_refusal_s", "quota", "uses", "who")
 
-    def __init__(self, key: TenantKey, book: QuotaBook, figures: PrincipalFigures, now_s: float) -> None:
-        self.key, self.figures, self.uses = key, figures, 0
+    def __init__(self, key: TenantKey, book: QuotaBook, counters: Counters, now_s: float) -> None:
+        self.key, self.counters, self.uses = key, counters, 0
         self.who = f"the principal '{one_line(key)}'" if isinstance(key, str) else f"the address '{key[0]}'"
-        #: Its refusals are paced: the time of the next one, if they came at the rate that is answered at once.
-        self.paced_s = 0.0
+        #: The earliest time of the next refusal at the rate that is answered at once.
+        self.next_refusal_s = 0.0
         self.quota = self._quota(book)
         self.account = Account(self.quota.limits, now_s)
 
-    def follow(self, book: QuotaBook, now_s: float) -> None:
+    def update(self, book: QuotaBook, now_s: float) -> None:
         """Use the quotas of another file."""
         self.quota = self._quota(book)
         self.account.set(self.quota.limits, now_s)

@@ -1,4 +1,4 @@
-"""Output tokens, as models report them in Triton's contract for vLLM: in the output ``num_output_tokens``."""
+"""Output tokens that models report in the output ``num_output_tokens``, as in Triton's contract for vLLM."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import numpy as np
 from headrace import Answer, InferRequest, InferResponse, ModelView, Watch
 from headrace_quotas.fair_gate import Use
 
-#: The output: for each response, the tokens that are new in it.
+#: The output with the number of new tokens in each response.
 TOKENS = "num_output_tokens"
-#: The output with the tokens of the prompt, which an engine on headrace-llm has in the last response of a request that
-#: fails.
+#: The output with the number of prompt tokens. An engine on headrace-llm sends it in the last response of a failed
+#: request.
 INPUT_TOKENS = "num_input_tokens"
-#: The input that asks for it.
+#: The input that requests it.
 ASK = f"return_{TOKENS}"
 
 
 class TokenCounter(Watch):
     """Counts the tokens in the answers to a request of ``use``.
 
-    If the request fails or its caller leaves, it counts those of the prompt, too, as far as the model reports them.
+    If the request fails or its caller disconnects, it also counts the prompt tokens that the model reports.
     """
 
     is_late = True
@@ -38,7 +38,8 @@ class TokenCounter(Watch):
 
 
 def reports_tokens(model: ModelView) -> bool:
-    """True if the responses of ``model`` count as tokens: as many as each reports, or one each if it is decoupled."""
+    """True if the responses of ``model`` count as tokens: the number that each reports, or one each if it is
+    decoupled."""
     return model.decoupled or TOKENS in model.outputs
 
 
@@ -56,18 +57,18 @@ def number_in(response: InferResponse, name: str) -> int | None:
     return max(0, int(reported.sum()))
 
 
-def asking_for_tokens(request: InferRequest, model: ModelView) -> InferRequest | None:
-    """Return ``request`` so that the model reports its tokens, in Triton's contract for vLLM. None if it does already.
+def requesting_tokens(request: InferRequest, model: ModelView) -> InferRequest | None:
+    """Return ``request`` changed so that the model reports its tokens. None if it does already, or cannot.
 
-    A limit that a caller evades if it does not ask for the number would be none.
+    Otherwise a caller could evade the limit by not requesting the number.
     """
-    asked = model.inputs.get(ASK)
-    if asked is None or TOKENS not in model.outputs:
+    input_spec = model.inputs.get(ASK)
+    if input_spec is None or TOKENS not in model.outputs:
         return None
     changed = None
-    given = request.inputs.get(ASK)
-    if not (isinstance(given, np.ndarray) and given.dtype == np.bool_ and given.all()):
-        shape = tuple(1 if size < 0 else size for size in asked.dims)
+    value = request.inputs.get(ASK)
+    if not (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.all()):
+        shape = tuple(1 if size < 0 else size for size in input_spec.dims)
         first = next(iter(request.inputs.values()), None)
         if model.max_batch_size and first is not None and first.shape:
             shape = (first.shape[0], *shape)

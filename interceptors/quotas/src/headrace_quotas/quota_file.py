@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 from headrace import ConfigError, one_line, read_regular
 
-#: A larger file is refused. 10,000 principals with limits of their own have about 1 MB.
-_MOST_BYTES = 64 << 20
-_MOST_CHARACTERS = 256
+#: A larger file is refused. 10,000 principals with their own limits take about 1 MB.
+_MAX_BYTES = 64 << 20
+_MAX_CHARACTERS = 256
 _LARGEST = 1e15
 #: The burst that belongs to each rate.
 _BURSTS = {
@@ -44,7 +44,7 @@ T = TypeVar("T")
 class QuotaLimits:
     """Limits of one principal, for one model or for all together. None is no limit.
 
-    A burst of None is what the rate gives in a second (requests, bytes) or in a minute (tokens), and at least one.
+    A burst of None is the rate for 1 s (requests, bytes) or 1 min (tokens), at least 1.
     """
 
     requests_per_second: float | None = None
@@ -65,7 +65,7 @@ class QuotaLimits:
         return found
 
     def divided(self, workers: int) -> QuotaLimits:
-        """Return the part of one of ``workers`` servers, which count by themselves. A number is rounded up."""
+        """Return the share of each of ``workers`` servers, which count separately. ``in_flight`` is rounded up."""
         rates = {name: getattr(self, name) for name in _BURSTS}
         bursts = {name: getattr(self, name) for name in _BURSTS.values()}
         return QuotaLimits(
@@ -77,9 +77,9 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one principal may use: ``limits`` of all models together, and those of each model by its pattern.
+    """The limits of one principal: ``limits`` for all models together, ``models`` for each pattern of models.
 
-    ``place`` is where the file says so.
+    ``place`` is the member of the file.
     """
 
     limits: QuotaLimits = field(default_factory=QuotaLimits)
@@ -94,7 +94,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How principals share a model. ``in_flight`` of 0: as many requests as fill the batches of its instances."""
+    """The sharing of a model. If ``in_flight`` is 0, as many requests are admitted as fill its instances."""
 
     in_flight: int = 0
     max_waiting: int = 1000
@@ -104,7 +104,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class QuotaBook:
-    """The quotas of all principals. ``anonymous`` holds for each address of callers without a principal."""
+    """The quotas of all principals. ``anonymous`` is the quota of each address of callers without a principal."""
 
     defaults: Quota = field(default_factory=Quota)
     named: Mapping[str, Quota] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class QuotaBook:
         return None if match is None else match[1]
 
     def divided(self, workers: int) -> QuotaBook:
-        """Return the part of one of ``workers`` servers."""
+        """Return the share of each of ``workers`` servers."""
 
         def part(quota: Quota) -> Quota:
             models = tuple((pattern, limits.divided(workers)) for pattern, limits in quota.models)
@@ -146,8 +146,8 @@ class QuotaBook:
             content = read_regular(path)
         except OSError as error:
             raise ConfigError(f"quota file '{path}' cannot be read: {error.strerror}") from error
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"quota file '{path}' has {len(content)} bytes; the limit is {_MOST_BYTES}")
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(f"quota file '{path}' has {len(content)} bytes; the limit is {_MAX_BYTES}")
         try:
             document = json.loads(content, object_pairs_hook=_without_duplicates)
             return _book(document)
@@ -166,30 +166,30 @@ def is_pattern(name: str) -> bool:
 
 
 def _book(document: Any) -> QuotaBook:
-    given = _members(document, "the file", ("defaults", "principals", "anonymous", "sharing"))
-    defaults = _quota(given.get("defaults", {}), "defaults", Quota())
+    sections = _members(document, "the file", ("defaults", "principals", "anonymous", "sharing"))
+    defaults = _quota(sections.get("defaults", {}), "defaults", Quota())
     quotas = {
         name: _quota(each, f"principals.{one_line(name)}", defaults)
-        for name, each in _object(given.get("principals", {}), "principals").items()
+        for name, each in _object(sections.get("principals", {}), "principals").items()
         if _is_name(name, "principals")
     }
     sharing = [
         (pattern, _sharing(each, f"sharing.{one_line(pattern)}"))
-        for pattern, each in _object(given.get("sharing", {}), "sharing").items()
+        for pattern, each in _object(sections.get("sharing", {}), "sharing").items()
         if _is_name(pattern, "sharing")
     ]
     return QuotaBook(
         defaults,
         {name: quota for name, quota in quotas.items() if not is_pattern(name)},
         tuple((name, quota) for name, quota in quotas.items() if is_pattern(name)),
-        _quota(given.get("anonymous", {}), "anonymous", defaults),
+        _quota(sections.get("anonymous", {}), "anonymous", defaults),
         tuple(sharing),
     )
 
 
-def _quota(given: Any, place: str, defaults: Quota) -> Quota:
-    """Return the quota in ``given``, which has the limits of ``defaults`` that it does not name."""
-    members = dict(_members(given, place, (*_names(QuotaLimits), "weight", "models")))
+def _quota(value: Any, place: str, defaults: Quota) -> Quota:
+    """Return the quota in ``value``, completed with the limits of ``defaults``."""
+    members = dict(_members(value, place, (*_names(QuotaLimits), "weight", "models")))
     weight = _number(members.pop("weight", defaults.weight), f"{place}.weight", 0.001, 1000)
     models = [
         (pattern, _limits(each, f"{place}.models.{one_line(pattern)}", QuotaLimits()))
@@ -199,8 +199,8 @@ def _quota(given: Any, place: str, defaults: Quota) -> Quota:
     return Quota(_limits(members, place, defaults.limits), weight, (*models, *defaults.models), place)
 
 
-def _limits(given: Any, place: str, defaults: QuotaLimits) -> QuotaLimits:
-    members = _members(given, place, _names(QuotaLimits))
+def _limits(value: Any, place: str, defaults: QuotaLimits) -> QuotaLimits:
+    members = _members(value, place, _names(QuotaLimits))
     values: dict[str, Any] = {}
     for name in _names(QuotaLimits):
         if members.get(name) is not None and name == "in_flight":
@@ -213,18 +213,18 @@ def _limits(given: Any, place: str, defaults: QuotaLimits) -> QuotaLimits:
         if burst in members and members[burst] is not None and values.get(rate) is None:
             raise ValueError(f"{place}.{burst} needs {rate}")
         if rate in members and burst not in members:
-            values.pop(burst, None)  # it belongs to the rate of the defaults
+            values.pop(burst, None)  # the default burst belongs to the default rate
     return QuotaLimits(**values)
 
 
-def _sharing(given: Any, place: str) -> Sharing:
+def _sharing(value: Any, place: str) -> Sharing:
     readers: dict[str, Callable[[Any, str], Any]] = {
         "in_flight": _integer,
         "max_waiting": _integer,
         "max_waiting_bytes": _integer,
         "max_wait_seconds": lambda value, where: _number(value, where, 0.001, 86_400),
     }
-    members = _members(given, place, readers)
+    members = _members(value, place, readers)
     return Sharing(**{name: readers[name](value, f"{place}.{name}") for name, value in members.items()})
 
 
@@ -232,36 +232,36 @@ def _names(kind: Any) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 
 
-def _number(given: Any, place: str, least: float, most: float = _LARGEST) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not least <= given <= most:
-        raise ValueError(f"{place} is {_shown(given)}; expected a number from {least:g} to {most:g}")
-    return float(given)
+def _number(value: Any, place: str, least: float, most: float = _LARGEST) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{place} is {_as_text(value)}; expected a number from {least:g} to {most:g}")
+    return float(value)
 
 
-def _integer(given: Any, place: str, least: int = 1) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= _LARGEST:
-        raise ValueError(f"{place} is {_shown(given)}; expected a whole number from {least} to {_LARGEST:g}")
-    return given
+def _integer(value: Any, place: str, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise ValueError(f"{place} is {_as_text(value)}; expected a whole number from {least} to {_LARGEST:g}")
+    return value
 
 
-def _shown(given: Any) -> str:
-    return one_line(json.dumps(given))[:60]
+def _as_text(value: Any) -> str:
+    return one_line(json.dumps(value))[:60]
 
 
 def _is_name(name: str, place: str) -> bool:
-    if not name or len(name) > _MOST_CHARACTERS:
-        raise ValueError(f"{place}: a name or pattern has 1 to {_MOST_CHARACTERS} characters, not {len(name)}")
+    if not name or len(name) > _MAX_CHARACTERS:
+        raise ValueError(f"{place}: a name or pattern has 1 to {_MAX_CHARACTERS} characters, not {len(name)}")
     return True
 
 
-def _object(given: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{place} is {_shown(given)}; expected an object")
-    return given
+def _object(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is {_as_text(value)}; expected an object")
+    return value
 
 
-def _members(given: Any, place: str, known: Iterable[str]) -> Mapping[str, Any]:
-    members = _object(given, place)
+def _members(value: Any, place: str, known: Iterable[str]) -> Mapping[str, Any]:
+    members = _object(value, place)
     names = tuple(known)
     unknown = sorted(members.keys() - set(names))
     if unknown:

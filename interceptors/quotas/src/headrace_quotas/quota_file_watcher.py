@@ -14,19 +14,19 @@ log = logging.getLogger("headrace.quotas")
 
 
 class QuotaFileWatcher:
-    """The content of ``path``. A changed file that is wrong leaves the former quotas.
+    """The content of ``path``. If a changed file is invalid, the former quotas stay in use.
 
     Event loop only, after creation.
     """
 
     def __init__(self, path: Path, changed: Callable[[QuotaBook], Awaitable[None]]) -> None:
-        """Read the file. Blocks. Raises `ConfigError`. ``changed`` gets each later content."""
+        """Read the file. Blocks. Raises `ConfigError`. ``changed`` is called with each later content."""
         self._path, self._changes, self._changed = path, FileChanges(path), changed
         self._reading: asyncio.Task[None] | None = None
         self.book = QuotaBook.read(path)
 
-    def look(self) -> None:
-        """Begin to read a changed file in the background."""
+    def poll(self) -> None:
+        """If the file has changed, start to read it in the background."""
         if self._reading is None and self._changes.are_due():
             self._reading = asyncio.get_running_loop().create_task(self._read_if_changed())
 
@@ -36,7 +36,7 @@ class QuotaFileWatcher:
                 return
             self.book = await asyncio.to_thread(QuotaBook.read, self._path)
         except RuntimeError:
-            return  # the server stops: it has no threads any more
+            return  # the server stops, and its threads have ended
         except ConfigError as error:
             log.error("the former quotas stay in use: %s", error.message)
         else:

@@ -11,18 +11,21 @@ from headrace import OptionGroup
 
 @dataclass(frozen=True)
 class QuotaOptions(OptionGroup):
-    """How much each caller may use. What is beyond a limit is refused with 429 or RESOURCE_EXHAUSTED."""
+    """Limits of each caller. A request beyond a limit is refused with 429 or RESOURCE_EXHAUSTED."""
 
     name: ClassVar[str] = "quota"
-    file: str = field(default="", metadata={"help": "File with the quotas of principals, instead of the next three."})
+    file: str = field(
+        default="",
+        metadata={"help": "File with the quotas of each principal. It replaces --quota-rate, -burst and -in-flight."},
+    )
     rate: float = field(default=0, metadata={"help": "Inferences per second of one caller. 0: no limit."})
     burst: int = field(
         default=0,
-        metadata={"help": "Inferences that may come at once after a pause. 0: those of one second, and at least one."},
+        metadata={"help": "Inferences that a caller may send at once after a pause. 0: those of 1 s, at least 1."},
     )
     in_flight: int = field(default=0, metadata={"help": "Inferences of one caller in flight. 0: no limit."})
     tenants: int = field(
-        default=100, metadata={"help": "Principals with metrics of their own. All others are counted as 'other'."}
+        default=100, metadata={"help": "Principals with their own metrics. All others are counted as 'other'."}
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``headrace quotas``: checks a quota file, and says what holds for a principal and a model."""
+"""``headrace quotas``: checks a quota file, and prints the limits of a principal and a model."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _UNITS = {
 
 class QuotasCommand(Command):
     name = "quotas"
-    help = "check a quota file, and say what holds for a principal"
+    help = "check a quota file, and print the limits of a principal"
     synopsis = "check FILE [--principal NAME | --anonymous] [--model NAME]"
-    description = (
-        "Check the file of --quota-file. With --principal, print what holds for it, and its place in the file."
-    )
+    description = "Check the file of --quota-file. With --principal, print its limits and their places in the file."
     example = "headrace quotas check quotas.json --principal alice --model digits"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("action", choices=("check",))
         parser.add_argument("file", help="the quota file")
         who = parser.add_mutually_exclusive_group()
-        who.add_argument("--principal", default=None, help="say what holds for this principal")
-        who.add_argument("--anonymous", action="store_true", help="say what holds for callers without a principal")
-        parser.add_argument("--model", default="", help="with this model")
-        parser.add_argument("--workers", type=int, default=1, help="for each of so many --workers")
+        who.add_argument("--principal", default=None, help="print the limits of this principal")
+        who.add_argument("--anonymous", action="store_true", help="print the limits of callers without a principal")
+        parser.add_argument("--model", default="", help="also print the limits for this model")
+        parser.add_argument(
+            "--workers", type=int, default=1, help="print the share of each server of this many --workers (default: 1)"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         try:
@@ -55,30 +55,30 @@ class QuotasCommand(Command):
 
 
 def rows(book: QuotaBook, quota: Quota, model: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what holds for a principal with ``quota``: for which requests, the limit, and its place in the file."""
-    for told in told_limits(quota.limits):
-        yield "all models", told, quota.place
+    """Yield the limits of a principal with ``quota``: the models, the limit, and its place in the file."""
+    for text in describe_limits(quota.limits):
+        yield "all models", text, quota.place
     found = quota.of_model(model) if model else None
-    for told in told_limits(found[1]) if found is not None else ():
-        yield f"model '{one_line(model)}'", told, f"models.{one_line(found[0])}" if found is not None else ""
+    for text in describe_limits(found[1]) if found is not None else ():
+        yield f"model '{one_line(model)}'", text, f"models.{one_line(found[0])}" if found is not None else ""
     sharing = book.sharing_of(model) if model else None
     if sharing is not None:
-        for told in (f"shared, with the weight {quota.weight:g}", *told_sharing(sharing)):
-            yield f"model '{one_line(model)}'", told, "sharing"
+        for text in (f"shared, with the weight {quota.weight:g}", *describe_sharing(sharing)):
+            yield f"model '{one_line(model)}'", text, "sharing"
     elif model:
         yield f"model '{one_line(model)}'", "not shared: requests do not wait", ""
 
 
-def told_limits(limits: QuotaLimits) -> list[str]:
+def describe_limits(limits: QuotaLimits) -> list[str]:
     """Return each limit in words."""
-    told = [
+    texts = [
         _UNITS[name].format(rate * 60 if name.endswith("minute") else rate, burst)
         for name, rate, burst in limits.rates()
     ]
-    return told if limits.in_flight is None else [*told, f"{limits.in_flight} requests in flight"]
+    return texts if limits.in_flight is None else [*texts, f"{limits.in_flight} requests in flight"]
 
 
-def told_sharing(sharing: Sharing) -> list[str]:
+def describe_sharing(sharing: Sharing) -> list[str]:
     """Return each setting in words."""
     at_once = f"{sharing.in_flight} requests" if sharing.in_flight else "as many requests as fill the instances"
     waiting = f"{sharing.max_waiting} requests with {sharing.max_waiting_bytes} bytes"

@@ -1,11 +1,11 @@
-"""The interceptor ``quotas``: counts what each caller uses, refuses what is beyond its quota, and shares models.
+"""The interceptor ``quotas``: counts the use of each caller, refuses requests beyond its quota, and shares models.
 
 ::
 
-    Use.begin        a request like one that was admitted: counts it, or leaves it to the others
-    Quotas.admit     before the body is read: refuses, lets pass, or lets wait in the gate of the model
+    Use.begin        a request like an admitted one: counts it, or returns False for `admit`
+    Quotas.admit     before the body is read: refuses, admits, or queues in the gate of the model
     Use.answered     counts tokens
-    Use.ended, end   in flight no more: the gate lets in the next one
+    Use.ended, end   no longer in flight: the gate admits the next one
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from headrace import (
     Watch,
 )
 from headrace_quotas.accounts import QuotaRefusal, TenantKey
+from headrace_quotas.counters import Labelled, PrincipalCounters
 from headrace_quotas.fair_gate import QueuedRequest, Use
-from headrace_quotas.figures import AllFigures, Labelled
-from headrace_quotas.output_tokens import TokenCounter, asking_for_tokens, reports_tokens
+from headrace_quotas.output_tokens import TokenCounter, reports_tokens, requesting_tokens
 from headrace_quotas.quota_file import Quota, QuotaBook, QuotaLimits
 from headrace_quotas.quota_file_watcher import QuotaFileWatcher
 from headrace_quotas.quota_options import QuotaOptions
@@ -40,37 +40,39 @@ from headrace_quotas.use_table import UseTable
 
 _INFER = Operation.INFER
 _INSIDE = frozenset(("program", "model"))
-#: So many refusals of a tenant are answered at once, and then so many per second. All others are answered later, so
-#: that a caller that asks again and again does not take the server's time from others.
+#: A tenant gets 20 refusals at once, then 20 per second. All others are delayed, so that a caller that retries in a
+#: loop does not take the server's time from others.
 _PROMPT_REFUSALS, _REFUSALS_PER_S = 20, 20
-#: The longest that a refusal waits, and the most that wait.
-_LATEST_S, _MOST_LATE = 1.0, 10_000
-#: How often the gates are settled and a changed file is searched. Sooner while nothing has been executed yet.
+#: The maximum delay of a refusal, and the maximum number of delayed refusals.
+_LATEST_S, _MAX_LATE = 1.0, 10_000
+#: The interval at which limits of gates are recomputed and the file is checked. Shorter until an execution is measured.
 _TICK_S, _SOON_S = 1.0, 0.05
-#: The IPv6 addresses whose network is remembered.
-_MOST_NETWORKS = 4096
+#: The number of IPv6 addresses whose network is cached.
+_MAX_NETWORKS = 4096
 
 
 class Quotas(Interceptor):
-    """Limits the inferences of each caller: of a principal, if an interceptor before this one has named it, or else of
-    an address. What models ask on behalf of a caller is part of its inference, and is not counted."""
+    """Limits the inferences of each caller: a principal if an earlier interceptor has named it, else an address.
+
+    Calls between models are part of the inference of their caller, and are not counted.
+    """
 
     name: ClassVar[str] = "quotas"
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(options)
-        given, self._clock = options.group(QuotaOptions), clock
-        limits = QuotaLimits(given.rate or None, given.burst or None, given.in_flight or None)
-        self._has_limits, self._late = bool(given.rate or given.in_flight), 0
+        settings, self._clock = options.group(QuotaOptions), clock
+        limits = QuotaLimits(settings.rate or None, settings.burst or None, settings.in_flight or None)
+        self._has_limits, self._delayed = bool(settings.rate or settings.in_flight), 0
         self._workers = max(1, options.workers)
         quota = Quota(limits)
         book = QuotaBook(quota, anonymous=quota)
         self._watcher: QuotaFileWatcher | None = None
-        if given.file:
-            self._watcher = QuotaFileWatcher(Path(given.file), self._follow)
+        if settings.file:
+            self._watcher = QuotaFileWatcher(Path(settings.file), self._follow)
             book = self._watcher.book
-        self.figures = AllFigures(given.tenants, book.named)
-        self.table = UseTable(book.divided(self._workers), self.figures, clock, self._watcher is not None)
+        self.counters = PrincipalCounters(settings.tenants, book.named)
+        self.table = UseTable(book.divided(self._workers), self.counters, clock, self._watcher is not None)
         self._uses, self._gates = self.table.uses, self.table.gates
         self.meters = self._uses
         self._networks: dict[str, tuple[str]] = {}
@@ -84,28 +86,28 @@ class Quotas(Interceptor):
         return ""
 
     async def _follow(self, book: QuotaBook) -> None:
-        await self.table.follow(book.divided(self._workers))
+        await self.table.update(book.divided(self._workers))
 
     # ------------------------------------------------------------------ admission
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | Awaitable[None] | None:
-        is_part = False
+        is_inner = False
         if operation is not _INFER or caller.parent is not None or caller.transport in _INSIDE:
             if not is_counted(caller, operation):
                 return None
-            is_part = caller.parent is not None and _has_counted(caller.parent)
+            is_inner = caller.parent is not None and _has_counted(caller.parent)
             if operation is not _INFER and operation is not Operation.GENERATE:
-                model = ""  # its inferences are admitted by themselves, with their model
+                model = ""  # each of its inferences is admitted with its own model
         use = self._uses.get((caller.principal or self._address(caller.peer), model))
         if use is None:
             use = self._add(caller.principal or self._address(caller.peer), model)
         now_s, total, size_bytes = self._clock(), use.total, caller.body_bytes
-        if is_part:
-            return self._admit_part(caller, use, now_s)
+        if is_inner:
+            return self._admit_inner(caller, use, now_s)
         if (
-            total.in_flight >= total.most
+            total.in_flight >= total.max_in_flight
             or total.full_s > now_s + total.slack_s
-            or (total.has_debts and total.is_owing(now_s))
+            or (total.has_debt_buckets and total.is_in_debt(now_s))
         ):
             return self._refuse(use, total.refusal(use.tenant.who, total.in_flight, now_s), now_s)
         own = use.own
@@ -113,7 +115,7 @@ class Quotas(Interceptor):
             return self._refuse(use, own.refusal(use.who, use.in_flight, now_s), now_s)
         gate, waits = use.gate, False
         if gate.is_shared and (gate.owner is not use or gate.in_flight >= gate.limit.now):
-            waits = not gate.pass_one(use, now_s)
+            waits = not gate.try_admit(use, now_s)
             if waits and (refusal := gate.refusal(use, size_bytes)) is not None:
                 return self._refuse(use, refusal, now_s)
         total.full_s = (total.full_s if total.full_s > now_s else now_s) + total.step_s
@@ -123,29 +125,30 @@ class Quotas(Interceptor):
             own.take(size_bytes, now_s)
         total.in_flight += 1
         use.in_flight += 1
-        figures = use.figures
-        figures.admitted += 1
-        figures.input_bytes += size_bytes
+        counters = use.counters
+        counters.admitted += 1
+        counters.input_bytes += size_bytes
         if waits:
             return self._wait(caller, use, use)
         gate.in_flight += 1
         return use
 
-    def _admit_part(self, caller: Caller, use: Use, now_s: float) -> Watch | Awaitable[None] | None:
-        """Admit an inference of an operation that was counted: by the limits of the model and its gate."""
+    def _admit_inner(self, caller: Caller, use: Use, now_s: float) -> Watch | Awaitable[None] | None:
+        """Admit an inference of an operation that is already counted: check the limits and the gate of the model
+        only."""
         own, gate = use.own, use.gate
         if own is not None and own.is_used_up(use.in_flight, now_s):
             return self._refuse(use, own.refusal(use.who, use.in_flight, now_s), now_s)
-        waits = gate.is_shared and not gate.pass_one(use, now_s)
+        waits = gate.is_shared and not gate.try_admit(use, now_s)
         if waits and (refusal := gate.refusal(use, caller.body_bytes)) is not None:
             return self._refuse(use, refusal, now_s)
         if own is not None:
             own.take(caller.body_bytes, now_s)
         use.in_flight += 1
         if waits:
-            return self._wait(caller, use, Part(use))
+            return self._wait(caller, use, InnerInference(use))
         gate.in_flight += 1
-        return Part(use)
+        return InnerInference(use)
 
     def _add(self, key: TenantKey, model: str) -> Use:
         if not self._is_ticking and self._watcher is not None:
@@ -154,50 +157,52 @@ class Quotas(Interceptor):
         return self.table.add(key, model)
 
     def _tick(self) -> None:
-        """Choose again how many requests the gates let in, and read a changed quota file."""
+        """Recompute the limits of the gates, and read a changed quota file."""
         if self._watcher is not None:
-            self._watcher.look()
-        unsettled = [gate for gate in self.table.gates.values() if not gate.settle()]
+            self._watcher.poll()
+        unsettled = [gate for gate in self.table.gates.values() if not gate.recompute()]
         self._tick_s = min(_TICK_S, 2 * self._tick_s if unsettled else _TICK_S)
         asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _wait(self, caller: Caller, use: Use, watch: Watch) -> Awaitable[None]:
-        """Let a request wait that is counted. Its end ends the wait, whether or not somebody awaits the result."""
+        """Queue a counted request. When it ends, its wait ends, even if nothing awaits the result."""
         waiter = QueuedRequest(use, caller, watch)
         caller.watch(waiter)
         return waiter.future
 
     def _refuse(self, use: Use, refusal: QuotaRefusal, now_s: float) -> Awaitable[None]:
-        """Raise the refusal, or let the caller wait for it if the tenant was refused many times just before."""
+        """Raise the refusal. If the tenant was just refused many times, return an awaitable that raises it later."""
         tenant = use.tenant
-        tenant.figures.refused[refusal.reason] += 1
+        tenant.counters.refused[refusal.reason] += 1
         error = ResourceExhausted(refusal.text, retry_after_s=refusal.retry_s)
-        begun_s = max(tenant.paced_s, now_s)
-        late_s = min(begun_s - now_s - _PROMPT_REFUSALS / _REFUSALS_PER_S, _LATEST_S)
+        refusal_s = max(tenant.next_refusal_s, now_s)
+        late_s = min(refusal_s - now_s - _PROMPT_REFUSALS / _REFUSALS_PER_S, _LATEST_S)
         if late_s < _LATEST_S:
-            tenant.paced_s = begun_s + 1 / _REFUSALS_PER_S
-        if late_s <= 0 or self._late >= _MOST_LATE:
+            tenant.next_refusal_s = refusal_s + 1 / _REFUSALS_PER_S
+        if late_s <= 0 or self._delayed >= _MAX_LATE:
             raise error
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._late += 1
+        self._delayed += 1
         loop.call_later(late_s, self._refuse_now, future, error)
         return future
 
     def _refuse_now(self, future: asyncio.Future[None], error: ResourceExhausted) -> None:
-        self._late -= 1
+        self._delayed -= 1
         if not future.done():
             future.set_exception(error)
-            future.exception()  # nobody may be left to retrieve it
+            future.exception()  # marked as retrieved: nothing may await it any more
 
     def _address(self, peer: str) -> tuple[str]:
-        """Return the key of a caller without a principal: its address, or the network of an IPv6 address, of which
-        one host has 2^64."""
+        """Return the key of a caller without a principal: its IPv4 address or IPv6 network.
+
+        One host has 2^64 IPv6 addresses.
+        """
         if ":" not in peer:
             return (peer,)
         found = self._networks.get(peer)
         if found is None:
-            if len(self._networks) >= _MOST_NETWORKS:
+            if len(self._networks) >= _MAX_NETWORKS:
                 self._networks.clear()
             found = self._networks[peer] = (network_of(peer),)
         return found
@@ -209,12 +214,12 @@ class Quotas(Interceptor):
         if gate is None or self._watcher is None:
             return None
         if gate.view is not model:
-            gate.learn(model, reports_tokens(model))
+            gate.observe(model, reports_tokens(model))
         if gate.waiting and gate.has_rows:
             for tensor in request.inputs.values():
                 shape = tensor.shape
                 if shape and shape[0] > 1 and (use := self._use_of(caller)) is not None:
-                    gate.charge_rows(use, min(shape[0], model.max_batch_size) - 1)  # more are refused later
+                    gate.charge_rows(use, min(shape[0], model.max_batch_size) - 1)  # a larger batch is refused later
                 break
         return self._count_tokens(request, model, caller) if gate.reports_tokens else None
 
@@ -223,7 +228,7 @@ class Quotas(Interceptor):
         if use is None:
             return None
         caller.watch(TokenCounter(use))
-        return asking_for_tokens(request, model) if use.has_token_limit else None
+        return requesting_tokens(request, model) if use.has_token_limit else None
 
     def _use_of(self, caller: Caller) -> Use | None:
         if caller.transport in _INSIDE:
@@ -233,11 +238,11 @@ class Quotas(Interceptor):
     # ------------------------------------------------------------------ metrics
 
     def publishers(self) -> Iterable[Labelled]:
-        return self.figures.publishers(self.table.in_flight(), dict(self.table.waiting()))
+        return self.counters.publishers(self.table.in_flight(), dict(self.table.waiting()))
 
 
-class Part(Watch):
-    """Watches an inference that is part of an operation, which counts by itself for the tenant."""
+class InnerInference(Watch):
+    """Watches an inference within an operation that already counts for the tenant."""
 
     __slots__ = ("_use",)
 
@@ -245,12 +250,12 @@ class Part(Watch):
         self._use = use
 
     def ended(self, outcome: Outcome) -> None:
-        self._use.total.in_flight += 1  # which `Use.ended` takes back
+        self._use.total.in_flight += 1  # `Use.ended` subtracts it
         self._use.ended(outcome)
 
 
 def network_of(peer: str) -> str:
-    """Return the /64 network of an IPv6 address; an IPv4 address in one as itself; anything else unchanged."""
+    """Return the /64 network of an IPv6 address, the IPv4 address of a mapped one, and any other text unchanged."""
     try:
         address = ip_address(peer.partition("%")[0].strip("[]"))
     except ValueError:
@@ -263,12 +268,12 @@ def network_of(peer: str) -> str:
 
 
 def is_counted(caller: Caller, operation: AnyOperation) -> bool:
-    """True for an inference from outside. Each request on a gRPC stream is one; the stream itself is none."""
+    """True for an inference from outside. Each request on a gRPC stream counts; the stream itself does not."""
     return (
         caller.transport not in _INSIDE and operation is not Operation.OPEN_STREAM and operation.category == "inference"
     )
 
 
 def _has_counted(parent: Caller) -> bool:
-    """True if the operation of ``parent`` was counted, so that its inferences are part of it."""
+    """True if the operation of ``parent`` is counted, so that its inferences are part of it."""
     return parent.operation is not None and is_counted(parent, parent.operation)

@@ -88,9 +88,9 @@ def _of_numbers(one: npt.NDArray[Any], other: npt.NDArray[Any], tolerance: Toler
         relative = np.where(np.isfinite(gap), gap / np.where(size > 0, size, 1.0), 1.0)
         limit = tolerance.absolute + tolerance.relative * np.where(np.isfinite(a), np.abs(a), 0.0)
         beyond = int(np.count_nonzero(gap > limit))
-    largest = float(min(gap.max(), _MOST)) if gap.size else 0.0
+    largest = float(min(gap.max(), _MAX)) if gap.size else 0.0
     return Difference(one.size, beyond, float(relative.sum()), largest)
 
 
 #: What stands for an infinite difference, which JSON cannot express.
-_MOST = 1e300
+_MAX = 1e300

@@ -28,7 +28,7 @@ DIFFERENT: Final = "different"
 FAILED: Final = "failed"
 DROPPED: Final = "dropped"
 OUTCOMES: Final = (SAME, DIFFERENT, FAILED, DROPPED)
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _ONE = 1 << 64
 _STEP = 0x9E3779B97F4A7C15
 
@@ -71,7 +71,7 @@ class Shadow:
         if self._point >= self.fraction * _ONE or self._is_closed:
             return None
         size = sum([getattr(tensor, "nbytes", 0) for tensor in request.inputs.values()])
-        if len(self._running) >= self.limit or self._bytes + size > _MOST_BYTES:
+        if len(self._running) >= self.limit or self._bytes + size > _MAX_BYTES:
             self.outcomes[DROPPED] += 1
             return None
         inputs = {name: _fixed(tensor) for name, tensor in request.inputs.items()}

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: The largest weight. With a limit, sums and quotients of weights stay exact enough.
-MOST_WEIGHT = 1_000_000
+MAX_WEIGHT = 1_000_000
 #: The most targets of one router. A request with a sticky key is hashed once per target.
-MOST_TARGETS = 64
+MAX_TARGETS = 64
 #: The longest piece of a wrong value that an error shows.
 _SHOWN = 60
 _PREFIX = "scheduler."
@@ -141,9 +141,9 @@ def shown(text: str) -> str:
 
 
 def _weight(label: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_WEIGHT:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_WEIGHT:
         raise ValueError(
-            f"the weight of '{label}' is {shown(json.dumps(value))}; expected a number from 0 to {MOST_WEIGHT:,}"
+            f"the weight of '{label}' is {shown(json.dumps(value))}; expected a number from 0 to {MAX_WEIGHT:,}"
         )
     return float(value)
 
@@ -172,8 +172,8 @@ class _Parameter:
             if label in weights:
                 raise self.wrong(f"'{shown(label)}' is named twice")
             weights[label] = _number(number)
-        if len(weights) > MOST_TARGETS:
-            raise self.wrong(f"{len(weights)} targets; the limit is {MOST_TARGETS}")
+        if len(weights) > MAX_TARGETS:
+            raise self.wrong(f"{len(weights)} targets; the limit is {MAX_TARGETS}")
         try:
             checked = check_weights(weights, list(weights))
         except ValueError as error:

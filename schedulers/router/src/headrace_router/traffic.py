@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.router")
 _JSON = ((b"Content-Type", b"application/json"),)
 #: A change names at most 64 targets.
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _KNOWN = ("weights", "shadow")
 
 READ = ExtensionOperation("traffic", "statistics")
@@ -82,8 +82,8 @@ class ReadTrafficMethod(GrpcMethod):
     def parse(message: bytes) -> dict[str, Any]:
         from google.protobuf.struct_pb2 import Struct
 
-        if len(message) > _MOST_BYTES:
-            raise InvalidArgument(f"the message has {len(message)} bytes; the limit is {_MOST_BYTES}")
+        if len(message) > _MAX_BYTES:
+            raise InvalidArgument(f"the message has {len(message)} bytes; the limit is {_MAX_BYTES}")
         return plain(Struct.FromString(message))
 
     async def answer(self, request: dict[str, Any], caller: Caller) -> Struct:
@@ -216,8 +216,8 @@ def parse(body: memoryview) -> Mapping[str, Any]:
     """Return the JSON object in ``body``. Raises `InvalidArgument`."""
     from headrace_router.table_parameters import shown
 
-    if len(body) > _MOST_BYTES:
-        raise InvalidArgument(f"the body has {len(body)} bytes; the limit is {_MOST_BYTES}")
+    if len(body) > _MAX_BYTES:
+        raise InvalidArgument(f"the body has {len(body)} bytes; the limit is {_MAX_BYTES}")
     try:
         found = json.loads(bytes(body), object_pairs_hook=_unique)
     except _Twice as error:

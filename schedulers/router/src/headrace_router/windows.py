@@ -21,7 +21,7 @@ _PER_OCTAVE = 16
 #: Durations from 2^44 ns on, about five hours, count in the last bucket.
 _BUCKETS = (44 - 4) * _PER_OCTAVE
 #: The durations that are noted before they are counted.
-_MOST_NOTED = 512
+_MAX_NOTED = 512
 
 
 class _Slice:
@@ -62,7 +62,7 @@ class SlidingWindow:
             current.errors += 1
         noted = current.noted
         noted.append(duration_ns)
-        if len(noted) >= _MOST_NOTED:
+        if len(noted) >= _MAX_NOTED:
             _ = current.buckets
 
     def _begin(self, now_ns: int) -> None:

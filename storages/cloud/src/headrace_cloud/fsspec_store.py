@@ -28,7 +28,7 @@ _LONGEST = 300
 _AT_ONCE = 8
 _WEB = ("http", "https")
 #: Each is listed by a request. A web server that has the same links on every page would have no end.
-MOST_FOLDERS = 10_000
+MAX_FOLDERS = 10_000
 
 
 class FsspecStore(ObjectStore):
@@ -77,8 +77,8 @@ class FsspecStore(ObjectStore):
                     if info["type"] == "directory":
                         waiting.append(self._list(name))
                         count += 1
-                        if count > MOST_FOLDERS:
-                            raise LoadError(f"'{self._url}' has more than {MOST_FOLDERS} folders")
+                        if count > MAX_FOLDERS:
+                            raise LoadError(f"'{self._url}' has more than {MAX_FOLDERS} folders")
                     else:
                         yield self._object(name, info)
 

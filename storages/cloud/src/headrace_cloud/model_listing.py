@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 #: A listing that is older answers no further question.
 _FRESH_S = 30.0
 #: A larger repository is refused: its listing would fill the memory.
-MOST_OBJECTS = 1_000_000
+MAX_OBJECTS = 1_000_000
 
 Files = Mapping[str, StoredObject]
 
@@ -147,10 +147,10 @@ class ModelListing:
         return {name: self._checked(name, found) for name, found in objects.items()}
 
     def _objects(self, folder: str = "") -> Iterator[StoredObject]:
-        """Yield the objects below ``folder``. Raises `LoadError` if there are more than `MOST_OBJECTS`."""
+        """Yield the objects below ``folder``. Raises `LoadError` if there are more than `MAX_OBJECTS`."""
         for number, each in enumerate(self._store.objects(folder)):
-            if number == MOST_OBJECTS:
-                raise LoadError(f"the model repository has more than {MOST_OBJECTS} objects")
+            if number == MAX_OBJECTS:
+                raise LoadError(f"the model repository has more than {MAX_OBJECTS} objects")
             yield each
 
     def _check_empty(self) -> None:

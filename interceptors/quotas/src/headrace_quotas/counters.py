@@ -1,4 +1,4 @@
-"""What principals use, for the metrics page: a bounded number of principals by name, all others together."""
+"""Counters for the metrics page: by name for a limited number of principals, together for all others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from headrace import Measured, PublishedMetric, Publisher
 
-#: The labels of principals without figures of their own, and of callers without a principal.
+#: The label of all principals without their own counters, and of callers without a principal.
 OTHER, ANONYMOUS = "other", "anonymous"
 REASONS = ("rate", "in_flight", "bytes", "tokens", "queue_full", "waited")
 _LABEL = "principal"
@@ -15,7 +15,7 @@ _LABEL = "principal"
 Labelled: TypeAlias = "tuple[dict[str, str], Publisher]"
 
 
-class PrincipalFigures:
+class Counters:
     """The counters of one label."""
 
     __slots__ = ("admitted", "input_bytes", "refused", "tokens", "waited_s")
@@ -26,25 +26,25 @@ class PrincipalFigures:
         self.refused = dict.fromkeys(REASONS, 0)
 
 
-class AllFigures:
-    """The figures of each principal: of those in the quota file, and of the first others, up to ``most``."""
+class PrincipalCounters:
+    """The counters of each principal: those in the quota file, then the first others, up to ``limit`` in all."""
 
-    def __init__(self, most: int, known: Iterable[str] = ()) -> None:
-        self.by_label: dict[str, PrincipalFigures] = {}
-        self._most = most
+    def __init__(self, limit: int, known: Iterable[str] = ()) -> None:
+        self.by_label: dict[str, Counters] = {}
+        self._limit = limit
         for name in known:
             self.of(name)
 
-    def of(self, principal: str) -> PrincipalFigures:
-        """Return the figures of ``principal``; empty for a caller without one."""
+    def of(self, principal: str) -> Counters:
+        """Return the counters of ``principal``, which is empty for a caller without one."""
         label = principal or ANONYMOUS
-        if label not in self.by_label and label not in (OTHER, ANONYMOUS) and len(self.by_label) >= self._most:
+        if label not in self.by_label and label not in (OTHER, ANONYMOUS) and len(self.by_label) >= self._limit:
             label = OTHER
-        return self.by_label.setdefault(label, PrincipalFigures())
+        return self.by_label.setdefault(label, Counters())
 
     def publishers(self, in_flight: Mapping[str, float], waiting: Mapping[str, float]) -> Iterator[Labelled]:
         """Yield the metrics. ``in_flight`` is by label, and ``waiting`` by model."""
-        columns: list[tuple[str, str, Callable[[PrincipalFigures], float]]] = [
+        columns: list[tuple[str, str, Callable[[Counters], float]]] = [
             ("admitted_total", "Number of inferences admitted", lambda each: each.admitted),
             ("input_bytes_total", "Bytes of the admitted inferences as received", lambda each: each.input_bytes),
             ("output_tokens_total", "Output tokens that models report", lambda each: each.tokens),

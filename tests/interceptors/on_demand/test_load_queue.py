@@ -66,7 +66,7 @@ def test_a_load_passes_those_that_wait_only_if_it_takes_nothing_from_them(reposi
         busy = asyncio.ensure_future(repository.infer("busy"))
         await until(lambda: "busy" in repository.resident)
         large = asyncio.ensure_future(repository.infer("large"))
-        await until(lambda: states["busy"].leaving)
+        await until(lambda: states["busy"].eviction)
         assert await asyncio.wait_for(repository.infer("small"), 5) == 2
         c = asyncio.ensure_future(repository.infer("c"))
         await until(lambda: "c" in states and states["c"].waiting)
@@ -104,7 +104,7 @@ def test_a_model_that_was_just_loaded_is_the_most_recently_used(repository: Repo
         await repository.infer("a")
         await repository.server.load("b")
         repository.mode.loads.unload_idle()
-        assert repository.mode.loads.states["b"].leaving is None
+        assert repository.mode.loads.states["b"].eviction is None
         await repository.infer("c")
         assert repository.resident == {"b", "c"}
 

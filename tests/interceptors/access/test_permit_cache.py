@@ -20,8 +20,8 @@ import pytest
 from tritonclient import grpc as grpc_client
 
 from headrace import Caller, Operation, PermissionDenied, Unauthenticated
-from headrace_access import AccessControl, AccessOptions, kept_permits, key_file_watcher
-from headrace_access.kept_permits import KeptPermits
+from headrace_access import AccessControl, AccessOptions, key_file_watcher, permit_cache
+from headrace_access.permit_cache import PermitCache
 from headrace_hosts import file_changes
 from headrace_hosts.permitted import PermittedCaller
 from headrace_testing.serving import serve
@@ -54,7 +54,7 @@ def write_issuer_into(path: Path) -> str:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ticks every 10 ms, and files that are checked each time."""
-    monkeypatch.setattr(kept_permits, "TICK_S", 0.01)
+    monkeypatch.setattr(permit_cache, "TICK_S", 0.01)
     monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
 
 
@@ -95,7 +95,7 @@ def test_an_inference_is_kept_for_its_credential_and_its_model(path: Path) -> No
 def test_a_changed_file_and_the_end_of_a_token_end_what_is_kept(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_permits, "_TICKS", 10_000)
+    monkeypatch.setattr(permit_cache, "_TICKS", 10_000)
     key = write_issuer_into(path)
 
     async def main() -> None:
@@ -160,11 +160,11 @@ def test_a_certificate_is_kept_for_its_connection(path: Path) -> None:
         with pytest.raises(PermissionDenied):
             access.admit(caller(tenant, principal="nobody"), Operation.INFER, "own_1")
         assert list(permits) == [id(tenant)]
-        verified, access._verified = access._verified, None  # type: ignore[assignment, method-assign]
+        verified, access._authenticate = access._authenticate, None  # type: ignore[assignment, method-assign]
         again = caller(tenant)
         access.admit(again, Operation.INFER, "own_1")  # by what is kept
         assert again.principal == "tenant"
-        access._verified = verified  # type: ignore[method-assign]
+        access._authenticate = verified  # type: ignore[method-assign]
         # The object lives as long as what is kept: no other certificate gets its id.
         lab = certificate("anybody", "labs")
         access.admit(caller(lab), Operation.INFER, "own_1")
@@ -228,16 +228,16 @@ def test_a_key_ends_at_midnight(path: Path) -> None:
     async def main() -> None:
         access = access_of(path)
         access.admit(caller_with(key), Operation.INFER, "own_1")
-        assert isinstance(access.permits, KeptPermits)
+        assert isinstance(access.permits, PermitCache)
         assert set(access.permits._until_s.values()) == {32472144000.0}  # date -u -d 2999-01-01 +%s
 
     run(main())
 
 
 def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
-    monkeypatch.setattr(kept_permits, "_MOST_CREDENTIALS", 10)
-    monkeypatch.setattr(kept_permits, "_MOST_MODELS", 3)
-    monkeypatch.setattr(kept_permits, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(permit_cache, "_MAX_CREDENTIALS", 10)
+    monkeypatch.setattr(permit_cache, "_MAX_MODELS", 3)
+    monkeypatch.setattr(permit_cache, "_MAX_CHARACTERS", 1000)
     ticks = 0
 
     def count() -> None:
@@ -245,30 +245,30 @@ def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, 
         ticks += 1
 
     async def main() -> None:
-        permits = KeptPermits(count)
+        permits = PermitCache(count)
         for number in range(50):
-            permits.keep(f"key-{number}", "m", "p", math.inf)
+            permits.add(f"key-{number}", "m", "p", math.inf)
             assert permits[f"key-{number}"] == permits[f"key-{number}".encode()] == {"m": "p"}
             assert len(permits) <= 20
-            permits.keep("k", f"model-{number}", "p", math.inf)
+            permits.add("k", f"model-{number}", "p", math.inf)
             assert len(permits["k"]) <= 3
         permits.clear()
         for number in range(10):
-            permits.keep(f"{number}" * 400, "m", "p", math.inf)
+            permits.add(f"{number}" * 400, "m", "p", math.inf)
             assert sum(len(each) for each in permits if not isinstance(each, int)) == 2 * permits._characters <= 2800
         shown = [{"subject": ((("commonName", str(number)),),)} for number in range(10)]
         for certificate in shown:
-            permits.keep_certificate(certificate, "m", "p")
+            permits.add_certificate(certificate, "m", "p")
             assert permits[id(certificate)] == {"m": "p"}
             assert len(permits._certificates) <= 1
-        permits.keep("Bearer \u2003", "m", "p", math.inf)
+        permits.add("Bearer \u2003", "m", "p", math.inf)
         assert "Bearer \u2003" not in permits
         await until(lambda: not permits)
         before = ticks
         assert 25 <= before <= 31
         await asyncio.sleep(0.05)
         assert ticks == before  # a server without callers does not wake up
-        permits.keep("k", "m", "p", math.inf)
+        permits.add("k", "m", "p", math.inf)
         await until(lambda: ticks > before)
 
     run(main())
@@ -292,12 +292,12 @@ def test_a_key_in_x_api_key_is_kept_apart_from_one_in_authorization(path: Path) 
         assert set(access.permits or ()) == forms
         with pytest.raises(PermissionDenied):
             access.admit(caller(x_api_key=key), Operation.INFER, "other")
-        verified = access._verified
-        access._verified = None  # type: ignore[assignment, method-assign]
+        verified = access._authenticate
+        access._authenticate = None  # type: ignore[assignment, method-assign]
         again = caller(x_api_key=key)
         access.admit(again, Operation.INFER, "own_1")  # by what is kept
         assert again.principal == "tenant"
-        access._verified = verified  # type: ignore[method-assign]
+        access._authenticate = verified  # type: ignore[method-assign]
 
     run(main())
 
@@ -336,7 +336,7 @@ def test_inferences_pass_without_admission_and_leave_nothing(
     headers = {"authorization": f"Bearer {key}"}
     tensor = grpc_client.InferInput("x", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
-    kept_permits.TICK_S = 5.0  # set back by ``quick``
+    permit_cache.TICK_S = 5.0  # set back by ``quick``
     with (
         httpx.Client(headers=headers) as http,
         grpc_client.InferenceServerClient(f"127.0.0.1:{ports['grpc']}") as client,

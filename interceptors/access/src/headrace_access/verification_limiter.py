@@ -1,4 +1,4 @@
-"""When unknown tokens are verified: one in each turn of the event loop, and within a share of its time."""
+"""A limit on the verification of unknown tokens: one per turn of the event loop, and a share of its time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from time import monotonic_ns, thread_time_ns
 
 from headrace import Unavailable
 
-#: Unknown tokens may take this share of the event loop's time, and 100 ms at once.
+#: Unknown tokens may take 1/5 of the event loop's time, and 100 ms at once.
 _SHARE, _BURST_NS = 5, 100_000_000
-#: So many unknown tokens wait for their turn.
-_MOST_WAITING = 256
+#: The maximum number of waiting tokens.
+_MAX_WAITING = 256
 
 
-class VerificationPace:
-    """Lets the verification of unknown tokens take at most a fifth of the event loop's time, one token in each turn.
+class VerificationLimiter:
+    """Limits the verification of unknown tokens to 1/5 of the event loop's time, and one token in each turn.
 
-    So a flood of wrong tokens delays other callers by one verification at a time. Event loop only.
+    So a flood of wrong tokens delays another caller by one verification at most. Event loop only.
     """
 
     def __init__(self, clock: Callable[[], int] = monotonic_ns, cpu: Callable[[], int] = thread_time_ns) -> None:
@@ -29,7 +29,7 @@ class VerificationPace:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def begin(self) -> int:
-        """Return the CPU time so far. Raises `Unavailable` if too much was taken."""
+        """Return the CPU time so far, in ns, for `end`. Raises `Unavailable` if the share is used up."""
         now_ns = self._clock()
         self._left_ns = min(_BURST_NS, self._left_ns + (now_ns - self._counted_ns) // _SHARE)
         self._counted_ns = now_ns
@@ -51,7 +51,7 @@ class VerificationPace:
         """Wait until no other token is verified in this turn of the event loop. Raises `Unavailable` if many wait."""
         if not self.is_taken:
             return
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             raise _too_many()
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
@@ -62,7 +62,7 @@ class VerificationPace:
                 self._waiting.remove(future)
 
     def _next(self) -> None:
-        """Begin another turn: the token that has waited longest is verified in it."""
+        """Start another turn with the token that has waited longest."""
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():

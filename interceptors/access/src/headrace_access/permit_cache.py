@@ -1,4 +1,4 @@
-"""What was decided for a credential: kept, so that the next inference passes by two look-ups."""
+"""Cached decisions by credential: the next inference needs two look-ups."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import Any, TypeAlias
 
-#: Kept credentials, their characters, and the models of each.
-_MOST_CREDENTIALS, _MOST_CHARACTERS, _MOST_MODELS = 4096, 4 << 20, 256
-#: For so many characters counts a certificate.
+#: The maximum number of credentials, of their characters, and of models per credential.
+_MAX_CREDENTIALS, _MAX_CHARACTERS, _MAX_MODELS = 4096, 4 << 20, 256
+#: A certificate counts as this many characters.
 _CERTIFICATE = 2048
-#: Every second, those that have expired are removed, and changes of files are noticed.
+#: The interval at which expired credentials are removed and files are checked.
 TICK_S = 1.01
-#: After so many ticks all are removed, so that a server without callers need not wake up.
+#: After this many ticks all are removed, so that an idle server does not wake up.
 _TICKS = 30
 #: The value of ``authorization``, or the name and the value of another header.
 Credential: TypeAlias = "str | tuple[bytes, str]"
 
 
-class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes] | int", dict[str, str]]):
+class PermitCache(dict["str | bytes | tuple[bytes, str | bytes] | int", dict[str, str]]):
     """Principals by credential and model, for `headrace.Interceptor.permits`. Event loop only.
 
     A credential is the value of the header ``authorization``, as text and as bytes; without that header, it is `header`
-    and its value, and without both it is the certificate of the connection, by its ``id``. Only those that were found
-    right are here. A look-up takes as long whatever the credential is, because the hashes of Python have a secret seed.
+    and its value, and without both it is the certificate of the connection, by its ``id``. Only valid credentials are
+    cached. The time of a look-up reveals nothing, because Python's hashes have a secret seed.
     """
 
     header = b"x-api-key"
@@ -33,13 +33,13 @@ class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes] | int", dict[str
         super().__init__()
         self._each_second = each_second
         self._until_s: dict[Credential, float] = {}
-        #: Keeps the ids from being those of other certificates.
+        #: Keeps the certificates alive, so that their ids are not reused.
         self._certificates: list[Mapping[str, Any]] = []
         self._characters = self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def keep(self, credential: Credential, model: str, principal: str, until_s: float) -> None:
-        """Let inferences with ``model`` pass until ``until_s``, in seconds since 1970."""
+    def add(self, credential: Credential, model: str, principal: str, until_s: float) -> None:
+        """Permit inferences with ``model`` until ``until_s``, in seconds since 1970."""
         text = _text(credential)
         if not text.isascii():
             return
@@ -48,25 +48,25 @@ class KeptPermits(dict["str | bytes | tuple[bytes, str | bytes] | int", dict[str
             self._make_room()
             models = self[credential] = self[_encoded(credential)] = {}
             self._characters += len(text)
-        self._keep(models, model, principal)
+        self._add(models, model, principal)
         self._until_s[credential] = until_s
 
-    def keep_certificate(self, certificate: Mapping[str, Any], model: str, principal: str) -> None:
-        """Let inferences with ``model`` pass over the connection that has the object ``certificate``."""
+    def add_certificate(self, certificate: Mapping[str, Any], model: str, principal: str) -> None:
+        """Permit inferences with ``model`` over the connection with the object ``certificate``."""
         models = self.get(id(certificate))
         if models is None:
             self._make_room()
             models = self[id(certificate)] = {}
             self._certificates.append(certificate)
             self._characters += _CERTIFICATE
-        self._keep(models, model, principal)
+        self._add(models, model, principal)
 
     def _make_room(self) -> None:
-        if len(self) >= 2 * _MOST_CREDENTIALS or self._characters >= _MOST_CHARACTERS:
+        if len(self) >= 2 * _MAX_CREDENTIALS or self._characters >= _MAX_CHARACTERS:
             self.clear()
 
-    def _keep(self, models: dict[str, str], model: str, principal: str) -> None:
-        if len(models) >= _MOST_MODELS:
+    def _add(self, models: dict[str, str], model: str, principal: str) -> None:
+        if len(models) >= _MAX_MODELS:
             models.clear()
         models[model] = principal
         if self._timer is None:
@@ -97,5 +97,5 @@ def _text(credential: Credential) -> str:
 
 
 def _encoded(credential: Credential) -> bytes | tuple[bytes, bytes]:
-    """Return the form over HTTP."""
+    """Return the credential as bytes, as HTTP hosts look it up."""
     return credential.encode() if isinstance(credential, str) else (credential[0], credential[1].encode())
