@@ -44,7 +44,7 @@ def write(model: Path, weights: bytes) -> Path:
     return model / "m.tar.gz.enc"
 
 
-def test_each_agent_reads_what_the_one_before_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_agent_reads_the_result_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_KEYS", b64encode(KEY).decode())
     repository = tmp_path / "models"
     write(repository / "m", b"first")

@@ -71,7 +71,7 @@ def check(port: int) -> None:
 
 
 @pytest.mark.parametrize("ending", ["tar.gz", "tar.zst"])
-def test_a_bundle_serves_where_it_is_unpacked_and_where_it_is_moved(tmp_path: Path, ending: str) -> None:
+def test_a_bundle_serves_where_it_is_unpacked_and_after_a_move(tmp_path: Path, ending: str) -> None:
     bundle(f"--model-repository={MODELS}", f"--output={tmp_path / 'digits'}.{ending}", "--plugins=bundle,tritonserver")
     first, second = tmp_path / "here it is", tmp_path / "and there"
     first.mkdir()

@@ -133,7 +133,7 @@ def test_selectors_and_references_find_the_pods(tool: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("tool", "name"), RENDERED)
-def test_a_pod_that_ends_has_the_time_that_its_server_takes(tool: str, name: str) -> None:
+def test_a_pod_has_the_termination_time_of_its_server(tool: str, name: str) -> None:
     objects = render(tool, name)
     (timeout,) = [word for word in container(objects)["args"] if word.startswith("--exit-timeout-secs=")]
     pause_s = int(container(objects)["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -141,7 +141,7 @@ def test_a_pod_that_ends_has_the_time_that_its_server_takes(tool: str, name: str
     assert grace_s >= pause_s + int(timeout.partition("=")[2]) + 5
 
 
-def test_the_commands_of_the_page_run_one_after_the_other_in_the_root_of_a_clone() -> None:
+def test_the_commands_of_the_page_run_in_a_clone() -> None:
     page = (DEPLOY.parent / "docs/kubernetes.md").read_text(encoding="utf-8")
     commands = "".join(re.findall("^```sh$(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     assert not re.findall("^cd .*", commands, re.MULTILINE), "the next command would run elsewhere"
@@ -150,7 +150,7 @@ def test_the_commands_of_the_page_run_one_after_the_other_in_the_root_of_a_clone
     assert [name for name in folders if not (DEPLOY.parent / name).is_dir()] == []
 
 
-def test_the_chart_renders_what_the_base_is() -> None:
+def test_the_chart_renders_the_kustomize_base() -> None:
     """But for Helm's own labels, and the tag of the image."""
     base, chart = render("kustomize", "base"), copy.deepcopy(render("helm", "defaults"))
 
@@ -219,7 +219,7 @@ def test_helm_finds_no_fault() -> None:
     assert "0 chart(s) failed" in run(HELM, "lint", "--strict", DEPLOY / "helm/headrace")
 
 
-def test_the_command_of_the_pod_serves_and_ends_in_order(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
+def test_the_command_of_the_pod_serves_and_stops_cleanly(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
     pod = container(render("helm", "defaults"))
     program, command, *flags = pod["args"]
     assert (program, command) == ("headrace", "serve")

@@ -188,7 +188,7 @@ LIMITS: dict[str, Sequence[tuple[str, str, str]]] = {
 }
 
 
-def test_promtool_sees_each_alert_fire_beyond_its_limit_and_not_on_it(tmp_path: Path) -> None:
+def test_each_alert_fires_beyond_its_limit_and_not_at_it(tmp_path: Path) -> None:
     """The alerts are computed between two readings, where Prometheus extrapolates the increase of a counter."""
     assert LIMITS.keys() == {rule["alert"] for rule in RULES}
     series = [
@@ -236,12 +236,12 @@ def test_an_alert_reads_what_the_server_exports(prometheus: int, rule: dict[str,
     assert bool(query(prometheus, measured)) is (NEEDS_GPU not in measured)
 
 
-def test_a_server_that_is_well_alarms_nobody(prometheus: int) -> None:
+def test_a_healthy_server_fires_no_alert(prometheus: int) -> None:
     """But for the requests with a wrong input, which are half of those of `plain`."""
     assert {found["metric"]["alertname"] for found in query(prometheus, "ALERTS")} <= {"HeadraceRequestsFail"}
 
 
-def test_panels_do_not_overlap_and_have_numbers_and_words_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_distinct_ids_and_titles() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     for panel in PANELS:
         assert panel["description"], panel["title"]
@@ -256,7 +256,7 @@ def test_the_page_explains_each_alert() -> None:
 
 
 @pytest.mark.parametrize("name", ["nv_inference_request_histogram_us", "nv_inference_batch_size_histogram"])
-def test_a_native_histogram_has_what_the_text_has(prometheus: int, native: Headrace, name: str) -> None:
+def test_a_native_histogram_equals_the_text_format(prometheus: int, native: Headrace, name: str) -> None:
     """Prometheus reads protobuf here: the same counts, in one series with the buckets that are in use."""
     with urllib.request.urlopen(f"http://127.0.0.1:{native.ports['Metrics Service']}/metrics", timeout=20) as reply:
         families = {each.name: each for each in text_string_to_metric_families(reply.read().decode())}

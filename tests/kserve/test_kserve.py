@@ -146,7 +146,7 @@ def test_documents_are_those_of_the_open_inference_protocol(server: Headrace, pa
     assert kind.model_validate(answer, strict=True).model_dump(exclude_unset=True) == answer
 
 
-def test_a_request_of_the_protocol_has_a_response_of_the_protocol(server: Headrace) -> None:
+def test_requests_and_responses_follow_the_protocol(server: Headrace) -> None:
     inputs = [
         {"name": name, "shape": list(value.shape), "datatype": name,
          "data": [each.decode() if isinstance(each, bytes) else each for each in value.ravel().tolist()]}
@@ -176,7 +176,7 @@ def missing(wanted: Any, found: Any, path: str = "") -> list[str]:
         ("inference-service.yaml", "V1beta1InferenceService"),
     ],
 )
-def test_every_field_of_the_manifests_is_one_of_kserve(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_the_manifests_exists_in_kserve(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK's types drop what they do not know, so that an unknown field is missing when they are written."""
     for each in dir(kubernetes.client.models):
         if each.startswith("V"):  # read as it is: tests/deploy has the schemas of Kubernetes itself
@@ -186,7 +186,7 @@ def test_every_field_of_the_manifests_is_one_of_kserve(name: str, kind: str, mon
     assert missing(manifest, client.sanitize_for_serialization(found)) == []
 
 
-def test_the_example_asks_for_what_the_runtime_has() -> None:
+def test_the_example_requests_what_the_runtime_offers() -> None:
     runtime, service = read("cluster-serving-runtime.yaml"), read("inference-service.yaml")
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]

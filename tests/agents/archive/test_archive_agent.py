@@ -53,7 +53,7 @@ def test_every_format_is_unpacked_and_the_archive_is_left_out(load: Loader, suff
 
 
 @pytest.mark.parametrize("words", [("--format=gnu",), ("--format=pax",), ("--format=ustar",), ("--format=v7",)])
-def test_archives_of_gnu_tar_are_read(load: Loader, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_gnu_tar_archives_are_read(load: Loader, tmp_path: Path, words: tuple[str, ...]) -> None:
     source = tmp_path / "source"
     files = {**FILES, "1/" + "long" * (40 if "v7" not in words[0] and "ustar" not in words[0] else 10): b"x"}
     write(source, files)
@@ -97,7 +97,7 @@ def test_an_empty_version_is_kept(load: Loader) -> None:
 
 
 @pytest.mark.parametrize(("config", "found"), [("archive", b"inner"), ("repository", b"outer")])
-def test_of_two_configs_the_parameter_chooses(load: Loader, config: str, found: bytes) -> None:
+def test_the_parameter_chooses_between_two_configs(load: Loader, config: str, found: bytes) -> None:
     files = {"config.pbtxt": b"outer", "m.tar": tar(items_of({"config.pbtxt": b"inner", "1/w": b""}))}
     assert files_of(load(files, config=config))["config.pbtxt"] == found
     told = load(files)
@@ -130,7 +130,7 @@ def test_members_are_moved_by_parameters(load: Loader) -> None:
         ({"a.tar": tar(items_of({"W": b""})), "w": b""}, {}, "'W' and 'w' differ in case or Unicode form only"),
     ],
 )
-def test_what_cannot_be_unpacked_is_explained(
+def test_an_unsupported_archive_is_refused_with_the_reason(
     load: Loader, files: dict[str, bytes], parameters: dict[str, str], why: str
 ) -> None:
     told = load(files, **parameters)
@@ -153,7 +153,7 @@ def test_what_cannot_be_unpacked_is_explained(
         ({"max_ratio": "9" * 30}, "parameter 'max_ratio' is '999"),
     ],
 )
-def test_a_parameter_that_cannot_be_right_is_refused(parameters: dict[str, str], why: str) -> None:
+def test_an_invalid_parameter_is_refused(parameters: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Archive("m", parameters)
     assert why in caught.value.message

@@ -61,7 +61,7 @@ BAD_NAMES = {
 
 @pytest.mark.parametrize("suffix", [".tar", ".zip"])
 @pytest.mark.parametrize("name", BAD_NAMES, ids=lambda name: ascii(name)[:20])
-def test_a_name_that_leads_elsewhere_is_refused(refusal: Refusal, suffix: str, name: str) -> None:
+def test_a_name_outside_the_directory_is_refused(refusal: Refusal, suffix: str, name: str) -> None:
     told = refusal(PACKERS[suffix](items_of({"1/first": b"", name: b"x"})), suffix)
     assert told.startswith(f"agent 'archive' of model 'm': 'm{suffix}' is not unpacked: member '")
     assert told.endswith(BAD_NAMES[name])
@@ -132,7 +132,7 @@ def test_set_uid_is_refused(refusal: Refusal, mode: int) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_names_that_clash_are_refused(refusal: Refusal, suffix: str, first: str, second: str, why: str) -> None:
+def test_clashing_names_are_refused(refusal: Refusal, suffix: str, first: str, second: str, why: str) -> None:
     told = refusal(PACKERS[suffix]([(first, b"1", {}), (second, b"2", {})]), suffix)
     assert told.endswith(why)
 
@@ -160,7 +160,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
     assert refusal(content, suffix, max_ratio="100000") == ""
 
 
-def test_all_members_count_together(refusal: Refusal) -> None:
+def test_the_limits_apply_to_all_members_together(refusal: Refusal) -> None:
     files = {f"1/{n}": bytes(1000) for n in range(10)}
     for suffix in PACKERS:
         assert "more than 9999 bytes" in refusal(PACKERS[suffix](items_of(files)), suffix, max_bytes="9999")
@@ -168,12 +168,12 @@ def test_all_members_count_together(refusal: Refusal) -> None:
         assert refusal(PACKERS[suffix](items_of(files)), suffix, max_files="10") == ""
 
 
-def test_the_disk_is_not_filled(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_minimum_of_free_disk_space_is_kept(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": (256 << 20) + 5000}))
     assert "more than the 5000 bytes that are free for it" in refusal(bomb(".zip", 6000), ".zip")
 
 
-def test_a_zip_that_lies_about_its_sizes_gains_nothing(refusal: Refusal) -> None:
+def test_a_zip_with_false_sizes_is_refused(refusal: Refusal) -> None:
     content = bytearray(bomb(".zip", 1 << 20))
     for signature, offset in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
         struct.pack_into("<I", content, content.index(signature) + offset, 10)
@@ -229,7 +229,7 @@ def test_a_sparse_file_is_refused(refusal: Refusal) -> None:
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-def test_an_archive_that_is_cut_off_is_refused_wherever_it_ends(refusal: Refusal, suffix: str) -> None:
+def test_a_truncated_archive_is_refused(refusal: Refusal, suffix: str) -> None:
     content = PACKERS[suffix](items_of({"1/w": random.Random(1).randbytes(3000), "2/w": b"w" * 1024}))
     ends = {len(tar(items_of({"1/w": bytes(3000)}))), *range(0, len(content) - 12, 97)}
     if suffix == ".tar":  # it ends with blocks of zeros
@@ -245,7 +245,7 @@ def test_data_that_differs_from_its_checksum_is_refused(refusal: Refusal) -> Non
         assert refusal(bytes(content), suffix), suffix
 
 
-def test_a_damaged_header_between_members_is_no_end(refusal: Refusal) -> None:
+def test_a_damaged_header_between_members_is_an_error(refusal: Refusal) -> None:
     content = bytearray(tar(items_of({"1/w": b"w", "2/w": b"w"}), tarfile.USTAR_FORMAT))
     content[1024 + 148] ^= 1  # the checksum of the second header
     assert refusal(bytes(content)).endswith("it is cut off or damaged: it has no end of archive")
@@ -295,6 +295,6 @@ def test_a_zip_of_another_method_or_version_or_without_names_is_refused(refusal:
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-def test_what_is_no_archive_is_refused(refusal: Refusal, suffix: str) -> None:
+def test_a_file_that_is_no_archive_is_refused(refusal: Refusal, suffix: str) -> None:
     for content in (b"", b"\0" * 10240, b"GIF89a" * 1000, tar_gz([])[:10]):
         assert refusal(content, suffix).startswith(f"agent 'archive' of model 'm': 'm{suffix}' ")

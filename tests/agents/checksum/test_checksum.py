@@ -85,6 +85,6 @@ def test_a_file_that_is_missing_or_special_is_named(tmp_path: Path) -> None:
         ("MD5:w", "g" * 32, r"expected 32 hexadecimal digits"),
     ],
 )
-def test_a_parameter_that_cannot_be_right_is_refused(key: str, value: str, text: str) -> None:
+def test_an_invalid_parameter_is_refused(key: str, value: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Checksum("m", {key: value})

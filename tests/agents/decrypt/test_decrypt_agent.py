@@ -125,7 +125,7 @@ def test_permission_to_execute_is_kept(tmp_path: Path, keys: Path) -> None:
         (("linked", "new"), "Is a directory"),
     ],
 )
-def test_what_the_command_cannot_do_leaves_nothing_behind(
+def test_a_failed_command_leaves_no_files(
     tmp_path: Path,
     keys: Path,
     words: tuple[str, ...],
@@ -146,9 +146,7 @@ def test_what_the_command_cannot_do_leaves_nothing_behind(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_disk_that_takes_no_more_is_told_with_the_target(
-    tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_named_with_the_target(tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write(tmp_path / "plain", {"config.pbtxt": b"", "1/w": bytes(1000)})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
@@ -160,7 +158,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_target(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys", "plain"]
 
 
-def test_a_wrong_key_names_model_file_and_source_and_no_secret(load: Loader, keys: Path) -> None:
+def test_a_wrong_key_error_names_model_file_and_source_without_secrets(load: Loader, keys: Path) -> None:
     files = {"config.pbtxt": b"", **encrypted({"1/w": b"secret"})}
     keys.write_text(OTHER_LINE)
     assert load(files, key_file=str(keys)) == (
@@ -195,7 +193,7 @@ def test_files_that_do_not_belong_to_the_model_are_refused(
     assert why in told
 
 
-def test_a_plain_file_takes_the_place_of_no_encrypted_one(load: Loader) -> None:
+def test_a_plain_file_replaces_no_encrypted_one(load: Loader) -> None:
     files = {"config.pbtxt": b"", "1/w": b"planted", **encrypted({"1/w": b"content"})}
     told = load(files, key_env="MODEL_KEYS", plain="1/*")
     assert told == "agent 'decrypt' of model 'm': file '1/w.enc': the model has '1/w', too, which is not encrypted"
@@ -225,7 +223,7 @@ def test_an_unknown_parameter_is_refused() -> None:
         Decrypt("m", {"key": "AAAA"})
 
 
-def test_plaintext_is_private_and_gone_after_the_unload(tmp_path: Path, keys: Path) -> None:
+def test_plaintext_is_private_and_removed_at_the_unload(tmp_path: Path, keys: Path) -> None:
     agent = (
         f'model_repository_agents {{ agents {{ name: "decrypt" parameters {{ key: "key_file" value: "{keys}" }} }} }}'
     )

@@ -85,7 +85,7 @@ def test_a_file_that_ends_early_or_late_is_damaged(size: int) -> None:
             read(file + more)
 
 
-def test_chunks_have_their_places() -> None:
+def test_chunks_cannot_be_reordered() -> None:
     file = written(bytes(4 * CHUNK))
     start = len(file) - 4 * (CHUNK + TAG)
     header, chunks = file[:start], [file[start + n * (CHUNK + TAG) :][: CHUNK + TAG] for n in range(4)]
@@ -95,7 +95,7 @@ def test_chunks_have_their_places() -> None:
             read(header + b"".join(chunks[n] for n in order))
 
 
-def test_a_file_has_its_name_and_its_package() -> None:
+def test_an_encrypted_file_is_bound_to_its_name_and_package() -> None:
     file = written(b"content", "1/model.onnx")
     with pytest.raises(DamagedFile, match="chunk 0"):
         read(file, "2/model.onnx")
@@ -104,7 +104,7 @@ def test_a_file_has_its_name_and_its_package() -> None:
         read(file[:62] + other[62:])
 
 
-def test_a_wrong_key_is_told_from_a_damaged_file() -> None:
+def test_a_wrong_key_is_distinguished_from_a_damaged_file() -> None:
     with pytest.raises(WrongKey):
         read(written(b"content"), key=bytes(32))
 

@@ -22,7 +22,7 @@ def keys_of(text: str, tmp_path: Path, mode: int = 0o600) -> Keys:
     return KeySource("key_file", str(path)).read()
 
 
-def test_each_line_is_a_key_and_the_first_one_encrypts(tmp_path: Path) -> None:
+def test_each_line_is_a_key_and_the_first_encrypts(tmp_path: Path) -> None:
     found = keys_of(f"# of the models\n\n2026-11  {TEXT_A}\nold.1 {TEXT_B}\n", tmp_path)
     assert found.by_id == {"2026-11": A, "old.1": B}
     assert next(iter(found.by_id)) == "2026-11"
@@ -56,7 +56,7 @@ def test_an_environment_variable_has_the_same_lines(monkeypatch: pytest.MonkeyPa
         (f"a {TEXT_A}\n" + "#" * 65536, "has more than 65536 bytes"),
     ],
 )
-def test_what_is_no_key_is_told_by_its_line_without_its_content(tmp_path: Path, text: str, why: str) -> None:
+def test_an_invalid_key_is_named_by_its_line_without_its_content(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(LoadError) as caught:
         keys_of(text, tmp_path)
     assert caught.value.message.startswith(f"key file '{tmp_path}/keys'")
@@ -82,7 +82,7 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path, mode: int, m
 
 
 @pytest.mark.parametrize(("owner", "mode", "is_read"), [(0, 0o640, True), (0, 0o644, False), (1235, 0o600, False)])
-def test_a_file_of_root_may_be_read_by_its_group(
+def test_a_key_file_of_root_may_be_readable_by_its_group(
     tmp_path: Path, owner: int, mode: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Kubernetes mounts a secret. Source: PostgreSQL's rule for private keys."""
@@ -98,7 +98,7 @@ def test_a_file_of_root_may_be_read_by_its_group(
             KeySource("key_file", str(path)).read()
 
 
-def test_a_key_file_that_is_missing_or_special_blocks_nothing(tmp_path: Path) -> None:
+def test_a_missing_or_special_key_file_does_not_block(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot be read: No such file or directory"):
         KeySource("key_file", str(tmp_path / "none")).read()
     os.mkfifo(tmp_path / "pipe")
@@ -117,6 +117,6 @@ def test_a_key_file_that_is_missing_or_special_blocks_nothing(tmp_path: Path) ->
         ({"key_env": ""}, "'key_env' must be the name of an environment variable"),
     ],
 )
-def test_a_source_that_cannot_be_right_is_refused(parameters: dict[str, str], why: str) -> None:
+def test_an_invalid_key_source_is_refused(parameters: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         KeySource.parse(parameters)

@@ -83,9 +83,7 @@ def test_one_server_answers_what_another_has_executed(tmp_path: Path, redis_serv
 
 
 @pytest.mark.parametrize("change", ["config", "file"])
-def test_a_model_that_has_changed_has_answers_of_its_own(
-    tmp_path: Path, redis_server: RedisServer, change: str
-) -> None:
+def test_a_changed_model_has_its_own_cached_answers(tmp_path: Path, redis_server: RedisServer, change: str) -> None:
     write_model(tmp_path)
     with serving(tmp_path, redis_server) as server:
         server.infer("m", ASKED)
@@ -114,9 +112,7 @@ def test_a_model_that_has_changed_has_answers_of_its_own(
     ],
     ids=["pickle", "too large", "data type", "unknown output", "cut", "2^64", "surrogate", "surrogate in a name"],
 )
-def test_what_others_have_written_into_redis_is_not_believed(
-    tmp_path: Path, redis_server: RedisServer, planted: bytes
-) -> None:
+def test_entries_written_by_others_are_not_trusted(tmp_path: Path, redis_server: RedisServer, planted: bytes) -> None:
     write_model(tmp_path)
     with serving(tmp_path, redis_server, max_entry_bytes="4096") as server:
         server.infer("m", ASKED)
@@ -132,7 +128,7 @@ def test_what_others_have_written_into_redis_is_not_believed(
         assert numbers(server) == (1, 3, 1)
 
 
-def test_a_redis_that_dies_costs_answers_of_the_cache_only_and_may_come_back(
+def test_a_crashed_redis_loses_only_cached_answers_and_may_restart(
     tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_model(tmp_path)
@@ -166,7 +162,7 @@ def until_it_answers(server: Server) -> None:
         server.infer("m", ASKED)
 
 
-def test_a_redis_that_hangs_keeps_one_request_waiting_and_no_others(
+def test_a_hanging_redis_delays_one_request_only(
     tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_model(tmp_path)
@@ -185,7 +181,7 @@ def test_a_redis_that_hangs_keeps_one_request_waiting_and_no_others(
     assert len(said(caplog, "answers again")) == 1
 
 
-def test_a_redis_that_is_full_goes_on_answering_what_it_has(
+def test_a_full_redis_still_answers_stored_entries(
     tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_model(tmp_path)
@@ -203,7 +199,7 @@ def test_a_redis_that_is_full_goes_on_answering_what_it_has(
     assert said(caplog, "failed") == []
 
 
-def test_a_redis_that_refuses_the_password_costs_one_line(
+def test_a_redis_that_refuses_the_password_is_logged_once(
     tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis_server.client.config_set("requirepass", "secret")
@@ -218,7 +214,7 @@ def test_a_redis_that_refuses_the_password_costs_one_line(
     assert line.startswith("response cache 'redis' failed, so models answer: AuthenticationError: ")
 
 
-def test_a_redis_that_speaks_tls_answers_who_shows_his_certificate(
+def test_a_redis_over_tls_accepts_a_client_certificate(
     tmp_path: Path, tls_redis_server: RedisServer, tls_files: TlsFiles
 ) -> None:
     write_model(tmp_path / "models")
@@ -247,7 +243,7 @@ def test_a_redis_that_speaks_tls_answers_who_shows_his_certificate(
     ],
     ids=["stranger", "nobody known", "another name", "no certificate", "no tls"],
 )
-def test_who_cannot_be_trusted_is_not_asked(
+def test_an_untrusted_server_gets_no_request(
     tls_redis_server: RedisServer, tls_files: TlsFiles, settings: dict[str, Any], why: str | None
 ) -> None:
     files = {name: getattr(tls_files, settings[name]) for name in ("cacert",) if name in settings}
@@ -267,7 +263,7 @@ def test_who_cannot_be_trusted_is_not_asked(
         ({"cacert_dir": __file__}, f"cannot use 'cacert_dir' ({__file__}): it is no directory"),
     ],
 )
-def test_files_of_tls_that_cannot_be_used_are_named_at_the_start(settings: dict[str, Any], text: str) -> None:
+def test_unusable_tls_files_are_named_at_the_start(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         RedisCache(RedisParameters(host="localhost", port=1, tls_enabled=True, **settings))
     assert refusal.value.message.startswith(text)
@@ -282,7 +278,7 @@ def test_a_server_starts_without_its_redis(tmp_path: Path, redis_server: RedisSe
     redis_server.start()
 
 
-def test_what_redis_refuses_is_a_failure(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_a_refusal_of_redis_counts_as_a_failure(tmp_path: Path, redis_server: RedisServer) -> None:
     redis_server.client.config_set("requirepass", "secret")
     cache = RedisCache(RedisParameters(**_typed(redis_server), password="wrong", user=""))
     with pytest.raises(Exception, match=r"WRONGPASS|invalid username-password"):
@@ -308,7 +304,7 @@ def test_a_password_comes_from_the_environment_and_is_shown_nowhere(
     cache.close()
 
 
-def test_entries_expire_and_stay_as_they_were_first_put(redis_server: RedisServer) -> None:
+def test_entries_expire_and_the_first_put_wins(redis_server: RedisServer) -> None:
     cache = RedisCache(RedisParameters(**_typed(redis_server), expire_seconds=300, max_entry_bytes=1000))
     for value in (1, 2):
         cache.put(bytes(32), CachedResponse({"y": np.full(2, value)}, {}))
@@ -337,7 +333,7 @@ def test_entries_expire_and_stay_as_they_were_first_put(redis_server: RedisServe
         ({"host": "h", "port": 1, "tls_enabled": True, "cert": "c"}, "'cert' and 'key' belong together"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_words(settings: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_refused_with_a_clear_error(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         RedisParameters(**settings)
 

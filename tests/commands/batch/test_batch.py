@@ -99,7 +99,7 @@ def batch(source: Path, result: Path, *more: str, model: str = "digits", reposit
 @pytest.mark.parametrize(
     ("source", "result"), [*((kind, ".parquet") for kind in ENDINGS), *((".jsonl", kind) for kind in ENDINGS[1:])]
 )
-def test_every_row_has_the_answer_of_the_engine(tmp_path: Path, expected: Array, source: str, result: str) -> None:
+def test_every_row_has_the_result_of_the_engine(tmp_path: Path, expected: Array, source: str, result: str) -> None:
     out = tmp_path / f"out{result}"
     assert batch(write(tmp_path / f"in{source}"), out, *(["--keep="] if result == ".npy" else [])) == 0
     rows = read(out)
@@ -115,7 +115,7 @@ def test_a_row_group_has_the_rows_of_many_parts(tmp_path: Path) -> None:
     assert pa.parquet.ParquetFile(tmp_path / "out.parquet").metadata.num_row_groups == 1
 
 
-def test_a_wrong_row_is_noted_and_fails_no_other(
+def test_a_wrong_row_is_recorded_and_fails_no_other(
     tmp_path: Path, expected: Array, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write(tmp_path / "in.jsonl")
@@ -181,14 +181,14 @@ def test_a_line_of_a_csv_with_other_columns_is_the_error_of_its_row(
             np.testing.assert_allclose(row["probabilities"], expected[place], rtol=1e-5, atol=1e-6)
 
 
-def test_a_csv_without_a_right_line_fails_row_by_row(tmp_path: Path) -> None:
+def test_a_csv_without_a_valid_line_fails_row_by_row(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id,image\n" + "1,2,3\n" * 300)
     assert batch(tmp_path / "in.csv", tmp_path / "out.parquet", "--map=image=image") == 3
     assert [row["error"] for row in read(tmp_path / "out.parquet")] == ["the row has 3 values; the header has 2"] * 300
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
-def test_json_has_null_for_values_that_it_has_not(tmp_path: Path, datatype: str) -> None:
+def test_json_has_null_for_values_that_it_cannot_express(tmp_path: Path, datatype: str) -> None:
     """The oracles are Arrow's JSON reader, and a strict one."""
     folder = tmp_path / "models/echo/1"
     folder.mkdir(parents=True)
@@ -292,7 +292,7 @@ def test_a_row_that_ends_the_process_of_the_model_fails_alone(
     assert "exited with status 3" in rows[2]["error"]
 
 
-def test_a_killed_job_goes_on_and_infers_no_finished_row_again(
+def test_a_killed_job_resumes_without_finished_rows(
     tmp_path: Path, texts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
 ) -> None:
     seen = tmp_path / "seen"
@@ -319,7 +319,7 @@ def test_a_killed_job_goes_on_and_infers_no_finished_row_again(
     assert not parts.exists()
 
 
-def test_another_job_does_not_go_on_with_these_parts(
+def test_another_job_does_not_resume_from_these_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], expected: Array
 ) -> None:
     source, out = write(tmp_path / "in.parquet"), tmp_path / "out.parquet"
@@ -358,7 +358,7 @@ def test_another_job_does_not_go_on_with_these_parts(
         (["--input=twice.parquet"], "two columns of '.*twice.parquet' have the name 'id'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_said(
+def test_unsupported_requests_are_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -387,7 +387,7 @@ def test_a_wrong_number_of_rows_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert f"argument --chunk: '{value}' is no whole number from 1 on" in capsys.readouterr().err
 
 
-def test_a_row_with_a_column_that_would_be_lost_fails_alone(tmp_path: Path) -> None:
+def test_a_row_with_an_unknown_column_fails_alone(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", IMAGES[:200])
     more = [{"image": IMAGES[0].tolist(), "label": label} for label in (3, None)]
     source.write_text(source.read_text() + "\n".join(map(json.dumps, more)))
@@ -400,7 +400,7 @@ def test_a_row_with_a_column_that_would_be_lost_fails_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("wrong", [(0, 1), (2,), (3,)])
-def test_a_chunk_without_a_right_row_fails_no_other_row(tmp_path: Path, wrong: tuple[int, ...]) -> None:
+def test_a_chunk_without_a_valid_row_fails_no_other_row(tmp_path: Path, wrong: tuple[int, ...]) -> None:
     lines = [json.dumps({"image": image.tolist()}) for image in IMAGES[:4]]
     for place in wrong:
         lines[place] = "no JSON" if place != 3 else "{}"
@@ -409,7 +409,7 @@ def test_a_chunk_without_a_right_row_fails_no_other_row(tmp_path: Path, wrong: t
     assert tuple(place for place, row in enumerate(read(tmp_path / "out.jsonl")) if "error" in row) == wrong
 
 
-def test_a_line_of_a_csv_may_be_long_and_a_text_may_have_line_ends(tmp_path: Path) -> None:
+def test_a_csv_line_may_be_long_and_a_text_may_have_line_ends(tmp_path: Path) -> None:
     source = write(tmp_path / "in.csv", IMAGES[:3])
     source.write_text(source.read_text().replace("row 1", "a\n" * 2_000_000))
     assert batch(source, tmp_path / "out.jsonl") == 0
@@ -465,7 +465,7 @@ def test_columns_of_any_type_are_copied(tmp_path: Path, result: str) -> None:
     assert str(at["when"][0]) == "2026-01-02 00:00:00"
 
 
-def test_what_the_result_cannot_hold_is_said_before_a_row_is_inferred(
+def test_an_output_type_that_the_file_cannot_store_is_an_error_before_the_first_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = pa.FixedSizeListArray.from_arrays(pa.array(IMAGES[:1].ravel()), 64)
@@ -479,7 +479,7 @@ def test_what_the_result_cannot_hold_is_said_before_a_row_is_inferred(
     assert not list(tmp_path.glob("*.parts/*.arrow"))
 
 
-def test_an_ensemble_which_has_no_instances_is_asked(tmp_path: Path, expected: Array) -> None:
+def test_an_ensemble_without_instances_is_called(tmp_path: Path, expected: Array) -> None:
     (tmp_path / "models/both/1").mkdir(parents=True)
     shutil.copytree(EXAMPLES / "digits", tmp_path / "models/digits")
     (tmp_path / "models/both/config.pbtxt").write_text(
@@ -494,7 +494,7 @@ def test_an_ensemble_which_has_no_instances_is_asked(tmp_path: Path, expected: A
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_of_different_shape_are_not_in_one_request(tmp_path: Path) -> None:
+def test_rows_of_different_shape_are_in_separate_requests(tmp_path: Path) -> None:
     folder = tmp_path / "models/echo/1"
     folder.mkdir(parents=True)
     (folder.parent / "config.pbtxt").write_text(

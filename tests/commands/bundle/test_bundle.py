@@ -90,7 +90,7 @@ def verify(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
-def test_it_runs_where_it_is_unpacked_and_again_where_it_is_moved(
+def test_it_runs_where_it_is_unpacked_and_after_a_move(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "here it is", tmp_path / "and there"
@@ -152,7 +152,7 @@ def test_the_same_content_is_the_same_archive(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("python", ["none", "elsewhere"])
-def test_a_machine_without_that_python_is_told_what_is_missing(archive: Path, tmp_path: Path, python: str) -> None:
+def test_a_machine_without_that_python_gets_an_error_that_names_it(archive: Path, tmp_path: Path, python: str) -> None:
     parts = [f"echo/{name}" for name in ("headrace", "pyvenv.cfg", "bin/headrace")]
     subprocess.run(["tar", "xf", archive, "-C", tmp_path, *parts], check=True)
     programs, version = tmp_path / "programs", f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -178,7 +178,7 @@ def test_a_machine_without_that_python_is_told_what_is_missing(archive: Path, tm
 
 
 @pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils")  # that another test of the process imported
-def test_what_cannot_be_bundled_is_named(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_content_is_named(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def wrong(*words: str, repository: Path = models) -> str:
         assert call(f"--model-repository={repository}", *words) == 1
         return capsys.readouterr().err
@@ -214,7 +214,7 @@ def test_files_of_a_model_that_cannot_be_moved_are_named(tmp_path: Path) -> None
         list(model.files())
 
 
-def test_only_engines_that_models_need_are_chosen() -> None:
+def test_only_needed_engines_are_chosen() -> None:
     with_onnx = choose({"onnxruntime", "identity", ""}, None)
     assert list(with_onnx.engines) == ["headrace-onnx"]
     assert any(each.startswith("onnxruntime==") for each in with_onnx.constraints)

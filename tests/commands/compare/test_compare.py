@@ -83,7 +83,7 @@ def test_each_kind_of_difference_is_found(servers: tuple[Headrace, Headrace], pr
     assert all(each["p50"] > 0 for each in told["latency_ms"].values())
 
 
-def test_a_server_does_not_differ_from_itself(servers: tuple[Headrace, Headrace]) -> None:
+def test_a_server_equals_itself(servers: tuple[Headrace, Headrace]) -> None:
     for protocol in ("http", "grpc"):
         code, told = compared(servers, protocol, same=True)
         assert (code, told["differences"], len(told["requests"])) == (0, [], len(CHANGED) + 1)
@@ -189,7 +189,7 @@ def test_a_wrong_file_is_refused_before_anything_is_sent(
     assert len(told.err.splitlines()) == 1
 
 
-def test_servers_that_do_not_answer(
+def test_unreachable_servers_are_an_error(
     servers: tuple[Headrace, Headrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = f"http://127.0.0.1:{servers[0].http}"
@@ -283,7 +283,7 @@ def counted(fail: int, success: int) -> dict[str, Any]:
         ("model_stats[].inference_stats.fail.count", PYTHON, counted(3, 0), False),
     ],
 )
-def test_absent_statistics_are_told_only_where_the_documentation_says_why(
+def test_absent_statistics_are_reported_only_where_documented(
     path: str, config: Any, statistics: Any, is_told: bool
 ) -> None:
     assert bool(page_of_absent_statistics(path, config, statistics)) is is_told
@@ -300,7 +300,7 @@ def test_tensors_survive_their_bytes(datatype: str) -> None:
         NamedTensor.from_bytes("T", datatype if datatype != "BOOL" else "FP32", [2], one.wire_bytes()[:-1] or b"x")
 
 
-def test_made_requests_are_the_same_for_a_seed() -> None:
+def test_generated_requests_depend_only_on_the_seed() -> None:
     metadata = {
         "inputs": [
             {"name": name, "datatype": datatype, "shape": ["-1", -1, 3]}

@@ -15,14 +15,14 @@ from headrace_cli import main
 from tests.commands.inspect.checking import check, checked, placed, write
 
 
-def test_a_repository_in_order_passes(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_repository_passes(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(repository)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("echo: ok\n")
     assert text.endswith("\n1 model, 0 problems\n")
 
 
-def test_the_page_about_it_shows_what_it_prints(
+def test_the_documentation_shows_its_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[3] / "docs/check.md"
@@ -57,7 +57,7 @@ def test_arguments_that_cannot_be_read_are_refused(
     assert text in told.err
 
 
-def test_a_storage_that_no_plugin_has_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_storage_without_a_plugin_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "nowhere://user:password@bucket/models"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("no plugin provides storage 'nowhere'")
@@ -89,7 +89,7 @@ def test_one_bad_config_does_not_hide_the_others(repository: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("words", [(), ("--no-load",)])
-def test_what_has_no_effect_is_noted_and_is_no_problem(
+def test_a_setting_without_effect_is_a_note_and_no_problem(
     words: tuple[str, ...], repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Identity, "engine_fields", ("model_operations",))
@@ -105,13 +105,13 @@ def test_what_has_no_effect_is_noted_and_is_no_problem(
     assert f"graph: ok\n  note: {path}:{line}:16: {text}\n" in capsys.readouterr().out
 
 
-def test_strict_takes_no_config_for_a_problem(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strict_reports_a_missing_config_as_a_problem(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "bare" / "1").mkdir(parents=True)
     _, found = check(capsys, str(repository), "--strict")
     assert found["bare"]["problems"]
 
 
-def test_a_model_of_two_repositories_is_a_problem(
+def test_a_model_in_two_repositories_is_a_problem(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "second", "echo", "")
@@ -124,7 +124,7 @@ def test_no_directory_is_one_line_and_exit_1(tmp_path: Path, capsys: pytest.Capt
     assert "repository path is not a valid directory" in capsys.readouterr().err
 
 
-def test_a_config_name_that_leaves_the_directory_is_one_line_and_exit_1(
+def test_a_config_name_outside_the_directory_exits_1_with_one_line(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", str(repository), "--model-config-name=../x"]) == 1
@@ -138,7 +138,7 @@ def missing_scheduler(name: str, distribution: str) -> str:
     )
 
 
-def test_a_scheduler_that_is_not_installed_is_said_and_the_rest_is_checked(
+def test_a_missing_scheduler_is_named_and_the_rest_is_checked(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(repository, "seq", 'backend: "identity"\nmax_batch_size: -1\nsequence_batching { direct { } }')
@@ -175,9 +175,7 @@ def test_a_scheduler_that_is_not_installed_is_said_and_the_rest_is_checked(
     assert found["echo"]["problems"] == []
 
 
-def test_a_backend_that_is_missing_does_not_hide_what_is_written_wrong(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_backend_does_not_hide_config_errors(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The backend might have filled in the data type, so its absence is no problem here."""
     write(repository, "bad", 'input { name: "x" data_type: TYPE_FP32 dims: 0 }\nbackend: "dali"')
     _, found = check(capsys, str(repository))
@@ -212,9 +210,7 @@ def test_colours_are_for_terminals(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_no_load_judges_padding_beside_inputs_and_outputs_that_are_written(
-    repository: Path, headrace: Callable[..., Any]
-) -> None:
+def test_padding_is_checked_without_a_load_if_the_io_is_written(repository: Path, headrace: Callable[..., Any]) -> None:
     dims = "data_type: TYPE_FP32 dims: -1"
     padding = 'parameters { key: "padding" value { string_value: "{}" } }'
     io = f'input {{ name: "x" {dims} }} output {{ name: "y" {dims} }}'
@@ -227,7 +223,7 @@ def test_no_load_judges_padding_beside_inputs_and_outputs_that_are_written(
     assert found["incomplete"]["problems"] == []
 
 
-def test_a_directory_of_one_model_is_that_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_directory_of_one_model_is_accepted(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(repository, "bad", "{")
     assert main(["check", str(repository / "echo")]) == 0
     told = capsys.readouterr()

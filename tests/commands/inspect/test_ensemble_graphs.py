@@ -42,7 +42,7 @@ DIAMOND = (
 )
 
 
-def test_steps_stand_behind_what_they_need_and_side_by_side_where_they_need_nothing_of_each_other() -> None:
+def test_steps_are_drawn_after_their_dependencies_and_independent_ones_side_by_side() -> None:
     graph = step_graph(text_format.Parse(DIAMOND, ModelConfig()))
     assert as_text(graph) == [
         "  1  step 1  left   k0 <- x  =>  k0 -> m",
@@ -52,7 +52,7 @@ def test_steps_stand_behind_what_they_need_and_side_by_side_where_they_need_noth
     ]
 
 
-def test_a_step_that_could_never_run_is_shown_without_a_level() -> None:
+def test_a_step_that_can_never_run_has_no_level() -> None:
     config = f"{io('input', 'x')} ensemble_scheduling {{ {step('a', 'x q', 'p')} {step('b', 'p', 'q')} }}"
     graph = step_graph(text_format.Parse(config, ModelConfig()))
     assert [(each.step, each.level) for each in graph.steps] == [(0, 0), (1, 0)]
@@ -60,7 +60,7 @@ def test_a_step_that_could_never_run_is_shown_without_a_level() -> None:
     assert ElementTree.fromstring(as_svg({"e": graph})) is not None
 
 
-def test_a_drawing_has_a_box_for_each_step_and_tensor_and_a_line_for_each_that_is_read() -> None:
+def test_a_drawing_has_boxes_for_steps_and_tensors_and_lines_for_reads() -> None:
     graph = step_graph(text_format.Parse(DIAMOND, ModelConfig()))
     root = ElementTree.fromstring(as_svg({"one & <two>": graph, "three": graph}))
     kinds = [box.get("class") for box in root.iter(f"{SVG}rect")]
@@ -79,7 +79,7 @@ def test_a_drawing_has_a_box_for_each_step_and_tensor_and_a_line_for_each_that_i
     assert not overlap
 
 
-def test_two_steps_have_one_line_for_all_that_one_reads_of_the_other() -> None:
+def test_all_tensors_between_two_steps_are_one_line() -> None:
     text = """
       input [ { name: "a" } ] output [ { name: "b" } ]
       ensemble_scheduling { step [
@@ -92,9 +92,7 @@ def test_two_steps_have_one_line_for_all_that_one_reads_of_the_other() -> None:
     assert labels == ["a", "s, t", "b"]
 
 
-def test_check_shows_the_graph_in_text_in_json_and_as_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_writes_the_graph_as_text_json_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models/e/1").mkdir(parents=True)
     (tmp_path / "models/e/config.pbtxt").write_text(DIAMOND)
     picture = tmp_path / "graph.svg"
@@ -106,7 +104,7 @@ def test_check_shows_the_graph_in_text_in_json_and_as_a_file(
     assert (report["graph"]["inputs"], report["graph"]["steps"][0]["model"]) == (["x", "<w>"], "left")
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models").mkdir()
     assert main(["check", "--no-load", f"--graph={tmp_path}/none/x.svg", str(tmp_path / "models")]) == 1
     assert "cannot write the graph" in capsys.readouterr().err

@@ -13,7 +13,7 @@ TOLD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_resources_have_a_line_each_with_who_has_them_and_who_waits() -> None:
+def test_each_resource_has_a_line_with_its_holders_and_waiters() -> None:
     licence = {"resource": "license", "device": None, "units": 1, "in_use": 1}
     memory = {"resource": "memory", "device": 0, "units": 4, "in_use": 2}
     told = TOLD | {

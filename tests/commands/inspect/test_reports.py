@@ -13,7 +13,7 @@ from headrace_inspect.reports import locate
 from tests.commands.inspect.checking import CONFIG, check, placed, write
 
 
-def test_a_misspelt_field_is_placed_and_the_nearest_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_field_is_placed_with_the_nearest_name(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(repository, "bad", 'backend: "identity"\n  max_bach_size: 4\n')
     code, found = check(capsys, str(repository))
     (problem,) = found["bad"]["problems"]
@@ -23,9 +23,7 @@ def test_a_misspelt_field_is_placed_and_the_nearest_named(repository: Path, caps
     assert problem["message"] == "ModelConfig has no field 'max_bach_size'; did you mean 'max_batch_size'?"
 
 
-def test_a_wrong_value_is_placed_by_the_word_that_is_wrong(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_value_is_placed_at_the_wrong_word(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(repository, "bad", 'max_batch_size: 4\nbackend: "idenity"\n')
     _, found = check(capsys, str(repository))
     (problem,) = found["bad"]["problems"]
@@ -33,7 +31,7 @@ def test_a_wrong_value_is_placed_by_the_word_that_is_wrong(
     assert "did you mean 'identity'?" in problem["message"]
 
 
-def test_what_was_filled_in_is_shown_with_its_source(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completed_fields_are_shown_with_their_source(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = (repository / "echo" / "config.pbtxt").read_text() + "max_batch_size: 4 dynamic_batching { }"
     write(repository, "batched", config)
     _, found = check(capsys, str(repository))
@@ -97,7 +95,7 @@ instance_group { count: -1 }
     assert found["bad"]["problems"][3]["code"] == "Unsupported"
 
 
-def test_what_no_field_is_at_fault_for_has_no_place(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_without_a_field_has_no_place(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "none.identity").mkdir()
     _, found = check(capsys, str(repository))
     assert placed(found["none.identity"]) == [
@@ -111,9 +109,7 @@ def test_what_no_field_is_at_fault_for_has_no_place(repository: Path, capsys: py
     ]
 
 
-def test_a_label_file_that_is_missing_is_placed_at_its_name(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_label_file_is_placed_at_its_name(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(repository, "bad", CONFIG + '\noutput { name: "z" data_type: TYPE_BOOL dims: 1\nlabel_filename: "none.txt" }')
     _, found = check(capsys, str(repository))
     (problem,) = [one for one in placed(found["bad"]) if one[2]]
@@ -166,7 +162,7 @@ def register_backends(): return [Filler]
 """
 
 
-def test_what_a_backend_filled_in_wrongly_has_no_place(
+def test_a_value_filled_in_by_a_backend_has_no_place(
     headrace: Callable[..., Any], repository: Path, distribute: Callable[[str, str], None]
 ) -> None:
     distribute("filler", FILLER)
@@ -183,7 +179,7 @@ def test_what_a_backend_filled_in_wrongly_has_no_place(
     ]
 
 
-def test_a_device_that_the_backend_does_not_run_on_is_placed_at_its_group(
+def test_an_unsupported_device_is_placed_at_its_group(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_cli.inspection.inspector.available_gpus", lambda: (0,))
@@ -210,7 +206,7 @@ def test_a_label_file_with_nul_in_its_name_is_one_problem(repository: Path, caps
         ("", 0),
     ],
 )
-def test_an_error_is_placed_in_the_file_that_it_names(message: str, line: int, tmp_path: Path) -> None:
+def test_an_error_is_placed_in_its_file(message: str, line: int, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.py").touch()
     assert locate(message, tmp_path, 1, "model.py") == (tmp_path / "1" / "model.py", line)

@@ -57,7 +57,7 @@ def test_a_model_is_loaded_listed_and_unloaded(server: Server, capsys: pytest.Ca
         (("index", "m"), "Unexpected argument: m"),
     ],
 )
-def test_what_the_server_refuses_is_one_line(
+def test_a_refusal_of_the_server_is_one_line(
     server: Server, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
 ) -> None:
     try:

@@ -11,7 +11,7 @@ import pytest
 from tests.commands.inspect.checking import checked, write
 
 
-def test_a_model_that_could_never_have_its_resources_is_a_problem_where_they_are_limited(
+def test_unavailable_resources_are_a_problem_if_resources_are_limited(
     repository: Path, headrace: Callable[..., Any]
 ) -> None:
     asks = 'rate_limiter { resources { name: "R" count: 3 } }'
@@ -31,7 +31,7 @@ def test_a_model_that_could_never_have_its_resources_is_a_problem_where_they_are
 
 
 @pytest.mark.parametrize("words", [[], ["--no-load"]])
-def test_a_resource_that_one_model_has_per_device_and_another_as_a_whole_is_a_problem_of_both(
+def test_a_resource_both_global_and_per_device_is_a_problem_of_both_models(
     repository: Path, headrace: Callable[..., Any], words: list[str]
 ) -> None:
     tensors = "data_type: TYPE_FP32 dims: 1"

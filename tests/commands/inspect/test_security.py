@@ -133,7 +133,7 @@ def callers(keys: Mapping[str, str]) -> Iterator[dict[str, str]]:
             yield {**admin, "authorization": f"Bearer {key}"}
 
 
-def test_each_caller_may_do_what_the_review_tells(
+def test_the_review_agrees_with_the_rights_of_each_caller(
     server: Headrace, words: list[str], keys: dict[str, str], pem: Path
 ) -> None:
     review = SecurityReview.of_command_line(words)
@@ -212,7 +212,7 @@ def test_a_server_without_flags_is_open(capsys: pytest.CaptureFixture[str], mode
     assert out.endswith("things are open that --security-profile=public closes\n")
 
 
-def test_a_public_server_is_closed_and_json_says_the_same(
+def test_a_public_server_is_closed_also_in_json(
     capsys: pytest.CaptureFixture[str], models: str, keys: dict[str, str], folder: Path, pem: Path
 ) -> None:
     key = pem.with_suffix(".key")
@@ -234,7 +234,7 @@ def test_a_public_server_is_closed_and_json_says_the_same(
     assert found["who"] == "its group and all users"
 
 
-def test_a_port_that_forwards_to_the_metrics_page_has_it(models: str, keys: dict[str, str], folder: Path) -> None:
+def test_a_port_that_forwards_to_the_metrics_page_serves_it(models: str, keys: dict[str, str], folder: Path) -> None:
     words = [models, "--metrics-address=127.0.0.1", f"--access-keys={folder / 'access.json'}"]
     opened = ["--allow-vertex-ai=true", "--access-open=live,metrics"]  # its header x-vertex-ai-triton-redirect: metrics
     found = [line for line in SecurityReview.of_command_line([*words, *opened]).exposures() if "metrics" in line.what]
@@ -244,13 +244,13 @@ def test_a_port_that_forwards_to_the_metrics_page_has_it(models: str, keys: dict
     ]
 
 
-def test_a_host_that_bounds_its_callers_less_is_named(models: str) -> None:
+def test_a_host_with_fewer_limits_is_named(models: str) -> None:
     hosts = [models, "--http-server=hypercorn", "--grpc-server=grpcio", "--grpc-address=127.0.0.1"]
     lines = SecurityReview.of_command_line([*hosts, "--metrics-address=127.0.0.1"]).exposures()
     assert [line.what for line in lines if line.where == "limits" and line.is_open] == ["--http-server=hypercorn"]
 
 
-def test_a_host_that_bounds_no_handshakes_is_named(models: str) -> None:
+def test_a_host_without_a_handshake_limit_is_named(models: str) -> None:
     for tls, is_told in ((("--grpc-use-ssl=true",), True), ((), False)):
         lines = SecurityReview.of_command_line([models, "--grpc-server=grpcio", *tls]).exposures()
         (line,) = [line for line in lines if line.what == "--grpc-server=grpcio"]
@@ -299,11 +299,11 @@ def test_models_that_run_code_of_the_repository_are_named(tmp_path: Path, backen
 
 
 @pytest.mark.parametrize("program", [[], ["headrace", "serve"], ["tritonserver"], ["/opt/bin/tritonserver"]])
-def test_the_program_in_front_of_the_flags_is_left_out(program: list[str]) -> None:
+def test_the_program_before_the_flags_is_left_out(program: list[str]) -> None:
     assert security_report._flags([*program, "--id=serve", "serve"]) == ["--id=serve", "serve"]
 
 
-def test_files_that_others_can_write_are_named(capsys: pytest.CaptureFixture[str], models: str, tmp_path: Path) -> None:
+def test_files_writable_by_others_are_named(capsys: pytest.CaptureFixture[str], models: str, tmp_path: Path) -> None:
     (tmp_path / "models").chmod(0o777)
     code, out, _ = check(capsys, "--", models, "--http-address=127.0.0.1", "--allow-grpc=false")
     assert code == 1
@@ -324,6 +324,6 @@ def test_flags_that_serve_refuses_are_refused(capsys: pytest.CaptureFixture[str]
     assert text in err
 
 
-def test_the_log_is_as_before_after_a_review(models: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_review_does_not_change_the_log(models: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert security_report.review([models], is_json=True) == 1
     assert logging.root.manager.disable == logging.NOTSET

@@ -119,7 +119,7 @@ def migrated(text: str, name: str = "x", image: str = "acme/headrace:1") -> Repo
     return report
 
 
-def test_every_deployment_is_judged() -> None:
+def test_every_deployment_is_reviewed() -> None:
     assert {path.name for path in HERE.iterdir()} == set(CHANGES) == set(SAID)
 
 
@@ -136,7 +136,7 @@ def test_only_these_lines_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_said(name: str) -> None:
+def test_the_messages(name: str) -> None:
     report = migrated((HERE / name).read_text(), name)
     wanted = [case.rsplit(" ", 2 if case.endswith("not there") else 1) for case in SAID[name].split("|")]
     for words in wanted:
@@ -150,7 +150,7 @@ def test_what_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if name.endswith(".yaml")])
-def test_the_new_manifest_is_the_old_one_but_for_images_and_commands(name: str) -> None:
+def test_the_new_manifest_changes_only_images_and_commands(name: str) -> None:
     def other(value: Any) -> Any:
         if isinstance(value, dict):
             drop = {"image", "imageName", "args", "command", "serverArgs", "repository", "tag"}
@@ -277,7 +277,7 @@ def test_tritons_openai_frontend(words: str, said: dict[str, str], new: str) -> 
     assert "headrace-openai" in report.distributions
 
 
-def test_a_list_of_words_is_not_replaced() -> None:
+def test_a_command_as_a_list_is_not_replaced() -> None:
     """The new command has another number of words: it is said, and the list stays."""
     lines = f'FROM {TRITON}\nCMD ["python3", "openai_frontend/main.py", "--model-repository", "/m"]\n'
     report = migrated(lines)
@@ -313,7 +313,7 @@ def test_flags(words: str, said: dict[str, str]) -> None:
         assert verdict in {each.verdict.value for each in found}, (name, report.findings)
 
 
-def test_every_page_and_anchor_that_is_named_exists() -> None:
+def test_every_named_page_and_anchor_exists() -> None:
     source = Path(FlagReview.__init__.__code__.co_filename).parent
     named = {place for path in source.glob("*.py") for place in re.findall(r'"docs/([\w#.-]+)"', path.read_text())}
     report = Report("flags")
@@ -362,7 +362,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("run.sh", b"echo hello\n", "nothing of Triton"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_in_words(
+def test_bad_input_is_refused_with_a_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, said: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -374,7 +374,7 @@ def test_bad_input_is_refused_in_words(
     assert not (tmp_path / "new").exists()
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "fifo")
     done = threading.Timer(5, os._exit, (3,))  # a FIFO must not block
     done.start()
@@ -387,7 +387,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     ]  # fmt: skip
 
 
-def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_same_content(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["migrate", "--format=json", "--", "tritonserver", "--model-store=/m", "--http-thread-count=2"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["new"] == "tritonserver --model-store=/m --http-thread-count=2"
@@ -406,7 +406,7 @@ def test_words_of_a_shell() -> None:
     ]
 
 
-def test_a_dockerfile_keeps_its_places() -> None:
+def test_a_dockerfile_keeps_its_paths() -> None:
     text = (HERE / "Dockerfile.stages").read_text()
     for each in read_instructions(text):
         assert text[each.start :].startswith(each.body.split()[0])

@@ -52,7 +52,7 @@ def test_a_script_with_the_image_classifier_is_served(tmp_path: Path, capsys: py
     assert "count: 2" in config
 
 
-def test_a_model_of_sklearn_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_sklearn_model_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     joblib, linear_model = pytest.importorskip("joblib"), pytest.importorskip("sklearn.linear_model")
     random = np.random.default_rng(0)
     rows = random.normal(size=(40, 3)).astype(np.float32)
@@ -86,7 +86,7 @@ def test_a_model_of_sklearn_is_served(tmp_path: Path, capsys: pytest.CaptureFixt
         ({"modelName": "m", "handler": "my_handler"}, {"serializedFile": "not there"}),
     ],
 )
-def test_what_has_no_equivalent_is_said_and_not_written(
+def test_a_flag_without_equivalent_is_reported_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Any, verdicts: dict[str, str]
 ) -> None:
     mar = archive(tmp_path / "m.mar", model, {"m.pt": b"x"})
@@ -96,7 +96,7 @@ def test_what_has_no_equivalent_is_said_and_not_written(
     assert not (tmp_path / "models").exists()
 
 
-def test_a_file_of_any_name_is_a_text_in_the_model(tmp_path: Path) -> None:
+def test_a_file_name_is_data_in_the_model(tmp_path: Path) -> None:
     name = 'a"); print("b.joblib'
     (tmp_path / name).touch()
     settings = {"name": "m", "implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": name}}
@@ -108,7 +108,7 @@ def test_a_file_of_any_name_is_a_text_in_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "implementation", ["mlserver_xgboost.XGBoostModel", "mlserver_huggingface.HuggingFaceRuntime", "models.Mine"]
 )
-def test_other_runtimes_of_mlserver_are_not_there(
+def test_other_runtimes_of_mlserver_are_unsupported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], implementation: str
 ) -> None:
     (tmp_path / "model-settings.json").write_text(json.dumps({"name": "m", "implementation": implementation}))
@@ -148,7 +148,7 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
     ],
 )
-def test_a_value_that_no_flag_takes_is_reported_and_not_taken_over(line: str, said: str) -> None:
+def test_a_value_that_no_flag_accepts_is_reported(line: str, said: str) -> None:
     report = Report("config.properties")
     command = read_properties(f"{line}\n", report)
     (finding,) = (each for each in report.findings if each.verdict is Verdict.DIFFERS)
@@ -182,7 +182,7 @@ def test_a_value_that_no_flag_takes_is_reported_and_not_taken_over(line: str, sa
         ),
     ],
 )
-def test_bad_models_are_refused_in_words(
+def test_bad_models_are_refused_with_a_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, said: str
 ) -> None:
     if content is not None:

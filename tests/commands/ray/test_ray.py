@@ -112,7 +112,7 @@ def test_a_replica_answers_calls_and_paths(tmp_path: Path) -> None:
         ({}, -1, "models_per_replica is -1"),
     ],
 )
-def test_what_a_replica_cannot_have_is_refused(options: dict[str, Any], models: int, why: str) -> None:
+def test_flags_that_a_replica_cannot_have_are_refused(options: dict[str, Any], models: int, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
         deployment(ServerOptions(model_repository=("m",), **options), models_per_replica=models)
     assert isinstance(refused.value, HeadraceError)

@@ -49,7 +49,7 @@ def printed(*words: str) -> str:
 
 @needs_systemd
 @pytest.mark.parametrize("options", [[], ["--gpu", "--user=root", "--watchdog=0"], ["--socket"]])
-def test_systemd_reads_the_units_without_a_word(tmp_path: Path, options: list[str]) -> None:
+def test_systemd_accepts_the_units_without_warnings(tmp_path: Path, options: list[str]) -> None:
     flags = ["--", "--model-repository=/srv/my models", "--exit-timeout-secs=5"]
     kind = "socket" if "--socket" in options else "service"
     (tmp_path / "headrace.service").write_text(printed("print", *flags))
@@ -103,7 +103,7 @@ def test_a_repository_is_found_from_any_directory(
         (["--socket"], ["--http-port=0"], "--http-port=0: a unit for sockets needs a number from 1 to 65535"),
     ],
 )
-def test_what_no_unit_can_have_is_refused(
+def test_flags_that_a_unit_cannot_have_are_refused(
     capsys: pytest.CaptureFixture[str], options: list[str], flags: list[str], why: str
 ) -> None:
     code = main_code("service", "print", *options, *MODELS, *flags)
@@ -123,9 +123,7 @@ def test_what_no_unit_can_have_is_refused(
         ["@not-there"],
     ],
 )
-def test_a_flag_that_the_server_refuses_is_refused_in_its_words(
-    capsys: pytest.CaptureFixture[str], flags: list[str]
-) -> None:
+def test_a_flag_is_refused_with_the_error_of_the_server(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     assert main_code("serve", *flags) == 1
     of_server = capsys.readouterr().err
     for options in ([], ["--socket"]):
@@ -141,9 +139,7 @@ def main_code(*words: str) -> int:
         return int(str(error.code))
 
 
-def test_flags_in_a_file_count_and_are_found_from_any_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_in_a_file_apply_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.flags").write_text("--model-repository=/srv/models\n--exit-timeout-secs=5\n")
     text = printed("print", "--", "@server.flags")
@@ -151,7 +147,7 @@ def test_flags_in_a_file_count_and_are_found_from_any_directory(
     assert "\nTimeoutStopSec=15\n" in text
 
 
-def test_systemd_opens_no_port_that_the_server_would_not() -> None:
+def test_systemd_opens_only_ports_of_the_server() -> None:
     text = printed("print", "--socket", *MODELS, "--allow-grpc=false", "--allow-metrics=0")
     assert re.findall("^ListenStream=(.*)$", text, re.MULTILINE) == ["0.0.0.0:8000"]
 
@@ -165,7 +161,7 @@ def manager(path: Path) -> Iterator[socket.socket]:
         yield receiver
 
 
-def test_systemd_is_told_that_the_server_is_ready_alive_and_stopping(
+def test_systemd_is_notified_of_ready_watchdog_and_stopping(
     keep_serving: Callable[..., Headrace], tmp_path: Path
 ) -> None:
     (tmp_path / "models/echo/1").mkdir(parents=True)
@@ -182,7 +178,7 @@ def test_systemd_is_told_that_the_server_is_ready_alive_and_stopping(
         assert server.process.wait(10) == 0
 
 
-def test_a_watchdog_of_another_process_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_of_another_process_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "3000000")
     assert watchdog_s() == 3
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
@@ -191,7 +187,7 @@ def test_a_watchdog_of_another_process_is_none_of_ours(monkeypatch: pytest.Monke
     assert watchdog_s() == 0
 
 
-def test_a_receiver_that_is_gone_stops_nothing(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
+def test_a_missing_notify_socket_is_ignored(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
     server = keep_serving(f"--model-repository={tmp_path}", environ={"NOTIFY_SOCKET": str(tmp_path / "gone")})
     server.wait_for_line("systemd does not take")
     assert server.get("/v2/health/ready")[0] == 200

@@ -52,7 +52,9 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", [*filter(is_compared, CASES)], ids=lambda case: " ".join(case["words"]) or "nothing")
-def test_a_command_line_is_judged_as_triton_judges_it(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_is_accepted_or_refused_as_by_triton(
+    case: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     last = case["words"][-1] if case["words"] else ""
     code, err = told(case["words"], capsys)
     assert code == case["code"] == 1

@@ -163,7 +163,7 @@ echo "ended with $?"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the script calls curl")
-def test_a_script_of_the_usual_kind_runs_unchanged(repository: Path, tmp_path: Path) -> None:
+def test_a_common_script_runs_unchanged(repository: Path, tmp_path: Path) -> None:
     words = [str(PROGRAM), str(repository), *[str(free_port()) for _ in range(3)], str(tmp_path / "log"), BODY]
     done = subprocess.run(["sh", "-c", SCRIPT, "sh", *words], capture_output=True, text=True, timeout=DEADLINE_S,
                           check=False)  # fmt: skip
@@ -192,7 +192,7 @@ def test_the_ports_open_when_the_models_are_loaded(start: Callable[..., Program]
     assert program.finish() == 0
 
 
-def test_a_flag_opens_the_ports_first(start: Callable[..., Program], repository: Path, gate: Path) -> None:
+def test_a_flag_opens_the_ports_before_the_loads(start: Callable[..., Program], repository: Path, gate: Path) -> None:
     program = start(f"--model-repository={repository}", "--listen-while-loading=true")
     program.wait_for("loading: late:1")
     assert program.listens() == [True, True, True]
@@ -201,9 +201,7 @@ def test_a_flag_opens_the_ports_first(start: Callable[..., Program], repository:
     program.wait_for("Started Metrics Service at")
 
 
-def test_a_signal_while_models_load_ends_the_program(
-    start: Callable[..., Program], repository: Path, gate: Path
-) -> None:
+def test_a_signal_during_loads_ends_the_program(start: Callable[..., Program], repository: Path, gate: Path) -> None:
     program = start(f"--model-repository={repository}")
     program.wait_for("loading: late:1")
     program.popen.send_signal(signal.SIGTERM)
@@ -211,7 +209,7 @@ def test_a_signal_while_models_load_ends_the_program(
     assert not gate.exists()
 
 
-def test_a_model_that_fails_ends_it_with_1_and_the_ports_never_open(
+def test_a_failed_model_exits_1_before_the_ports_open(
     start: Callable[..., Program], repository: Path, gate: Path
 ) -> None:
     (repository / "echo/config.pbtxt").write_text('backend: "nowhere"')
@@ -225,14 +223,14 @@ def test_a_model_that_fails_ends_it_with_1_and_the_ports_never_open(
     assert "listens at" not in program.text()
 
 
-def test_what_is_missing_is_said_before_the_models_are_loaded(start: Callable[..., Program], repository: Path) -> None:
+def test_missing_parts_are_named_before_the_loads(start: Callable[..., Program], repository: Path) -> None:
     program = start(f"--model-repository={repository}", "--allow-sagemaker=true", "--plugins=headrace")
     assert program.finish() == 1
     assert "--allow-sagemaker is refused: it needs an extension" in program.text()
     assert "loading: echo" not in program.text()
 
 
-def test_a_model_that_fails_may_be_left_out(start: Callable[..., Program], repository: Path) -> None:
+def test_a_failed_model_may_be_left_out(start: Callable[..., Program], repository: Path) -> None:
     (repository / "broken/1").mkdir(parents=True)
     (repository / "broken/config.pbtxt").write_text('backend: "nowhere"')
     strict = start(f"--model-repository={repository}", "--exit-on-error=false", "--id=weir")
@@ -244,7 +242,7 @@ def test_a_model_that_fails_may_be_left_out(start: Callable[..., Program], repos
     assert ask(lenient.ports[0], "/v2/health/ready")[0] == 200
 
 
-def test_a_port_in_use_ends_it_with_1(start: Callable[..., Program], repository: Path) -> None:
+def test_a_port_in_use_exits_1(start: Callable[..., Program], repository: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -87,7 +87,7 @@ def told(page: Page, number: int) -> Any:
     return json.loads(answers.last.inner_text().partition("\n")[2])
 
 
-def test_an_answer_is_written_as_it_comes_with_its_figures(open_page: Open) -> None:
+def test_an_answer_is_shown_as_it_streams_with_its_numbers(open_page: Open) -> None:
     page = open_page()
     page.get_by_role("button", name="Use it").wait_for(state="hidden")
     script = [{"text_output": text, "num_output_tokens": 2} for text in ("Hel", "lo ", MARKUP)]
@@ -118,7 +118,7 @@ def test_the_conversation_and_the_settings_are_sent(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("key_of_keyboard", ["Escape", ""])
-def test_an_answer_can_be_stopped_and_the_model_hears_of_it(
+def test_an_answer_can_be_stopped_and_the_model_is_cancelled(
     open_page: Open, models: Path, key_of_keyboard: str
 ) -> None:
     (models / "scripted/1/left").unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def test_an_answer_can_be_stopped_and_the_model_hears_of_it(
         page.wait_for_timeout(10)
 
 
-def test_a_failure_is_shown_and_the_question_comes_back(open_page: Open) -> None:
+def test_a_failure_is_shown_and_the_question_is_restored(open_page: Open) -> None:
     page = open_page()
     script = json.dumps([{"error": "it broke"}])
     say(page, script)
@@ -143,7 +143,7 @@ def test_a_failure_is_shown_and_the_question_comes_back(open_page: Open) -> None
     expect(page.get_by_label("Message")).to_have_value(script)
 
 
-def test_without_openais_routes_generate_stream_is_asked(open_page: Open) -> None:
+def test_without_openai_routes_generate_stream_is_used(open_page: Open) -> None:
     page = open_page(has_openai=False)
     page.get_by_text("Settings").click()
     page.get_by_label("System prompt").fill("Be kind.")
@@ -158,7 +158,7 @@ def test_without_openais_routes_generate_stream_is_asked(open_page: Open) -> Non
     assert json.loads(asked.value.post_data or "")["text_input"] == said
 
 
-def test_shift_and_enter_begin_a_line(open_page: Open) -> None:
+def test_shift_enter_starts_a_line(open_page: Open) -> None:
     page = open_page()
     page.get_by_label("Message").fill("a")
     page.keyboard.press("Shift+Enter")

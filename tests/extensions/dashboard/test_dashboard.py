@@ -123,7 +123,7 @@ def test_models_are_listed_with_their_state_and_its_reason(
 
 
 @needs_chromium
-def test_memory_is_shown_where_it_is_measured(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+def test_memory_is_shown_if_it_is_measured(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
     children = psutil.Process(server.process.pid).children(recursive=True)
     (child,) = [each for each in children if any("apart" in word for word in each.cmdline())]
     page = open_page(server)
@@ -143,7 +143,7 @@ def test_memory_is_shown_where_it_is_measured(server: Headrace, open_page: Calla
 
 
 @needs_chromium
-def test_the_share_that_a_model_on_demand_is_charged_is_an_estimate(
+def test_the_charge_of_an_on_demand_model_is_an_estimate(
     keep_serving: Callable[..., Headrace], open_page: Callable[[Headrace], Page], tmp_path: Path
 ) -> None:
     (tmp_path / "echo/1").mkdir(parents=True)
@@ -182,7 +182,9 @@ def test_nothing_is_asked_about_a_model_that_is_not_ready(
 
 @needs_chromium
 @pytest.mark.parametrize("width", [420, 1280])
-def test_nothing_is_beyond_the_edge(server: Headrace, open_page: Callable[[Headrace], Page], width: int) -> None:
+def test_no_address_beyond_a_region_is_valid(
+    server: Headrace, open_page: Callable[[Headrace], Page], width: int
+) -> None:
     page = open_page(server)
     page.set_viewport_size({"width": width, "height": 900})
     expect(page.get_by_role("button", name="Unload digits")).to_have_count(1)
@@ -192,7 +194,7 @@ def test_nothing_is_beyond_the_edge(server: Headrace, open_page: Callable[[Headr
 
 
 @needs_chromium
-def test_the_form_asks_what_the_stock_client_asks(
+def test_the_form_sends_the_request_of_the_stock_client(
     server: Headrace, open_page: Callable[[Headrace], Page], tmp_path: Path
 ) -> None:
     page = open_page(server)
@@ -250,7 +252,7 @@ def test_markup_is_shown_as_text(server: Headrace, open_page: Callable[[Headrace
 
 
 @needs_chromium
-def test_values_go_and_come_as_they_are_written(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+def test_values_round_trip_as_they_are_written(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
     page = open_page(server)
     page.get_by_role("button", name="numbers", exact=True).click()
     fields = page.get_by_label("JSON: numbers in lists")
@@ -283,7 +285,7 @@ def test_a_model_is_unloaded_and_loaded(server: Headrace, open_page: Callable[[H
 
 
 @needs_chromium
-def test_a_page_that_nobody_sees_asks_nothing(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
+def test_a_hidden_page_sends_no_requests(server: Headrace, open_page: Callable[[Headrace], Page]) -> None:
     page = open_page(server)
     expect(page.get_by_role("status")).to_have_text(re.compile("ready"))
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
@@ -298,7 +300,7 @@ def test_a_page_that_nobody_sees_asks_nothing(server: Headrace, open_page: Calla
 
 
 @needs_chromium
-def test_a_reader_who_stays_away_for_a_day_sees_the_state_and_all_of_the_log(
+def test_a_reader_after_a_day_gets_the_state_and_the_whole_log(
     server: Headrace, open_page: Callable[[Headrace], Page]
 ) -> None:
     page = open_page(server)
@@ -362,6 +364,6 @@ def test_routes_answer_what_the_page_reads(server: Headrace) -> None:
         assert (status, b"it is the number of a log record" in body) == (400, True)
 
 
-def test_it_can_be_left_out(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
+def test_it_is_optional(keep_serving: Callable[..., Headrace], tmp_path: Path) -> None:
     server = keep_serving(f"--model-repository={tmp_path}", "--dashboard-enabled=false")
     assert server.get("/dashboard")[0] == 404

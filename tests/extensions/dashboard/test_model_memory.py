@@ -29,7 +29,7 @@ def served(*executors: Process, memory_bytes: int = 0, gpus: tuple[int, ...] = (
     return SimpleNamespace(executors=executors, memory_bytes=memory_bytes, config=config)
 
 
-def test_what_nothing_measures_is_unknown() -> None:
+def test_memory_without_a_source_is_unknown() -> None:
     memory = ProcessMemory()
     thread, first, second = Process(7, "thread"), Process(MIB), Process(2 * MIB)
     models = [served(thread), served(first, second), served(), served(thread, first)]
@@ -50,7 +50,7 @@ def test_the_control_mode_measures_processes_and_estimates_shares() -> None:
     assert memory.of(in_server) == [MemoryOnDevice("host", 5, True), MemoryOnDevice("GPU 0"), MemoryOnDevice("GPU 1")]
 
 
-def test_a_pass_is_short_and_each_process_has_its_turn(monkeypatch: Any) -> None:
+def test_a_pass_is_short_and_covers_each_process_in_turn(monkeypatch: Any) -> None:
     now = [0.0]
     monkeypatch.setattr("headrace_dashboard.model_memory.time", SimpleNamespace(monotonic=lambda: now[0]))
 

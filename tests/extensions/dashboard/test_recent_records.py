@@ -7,7 +7,7 @@ import logging
 from headrace_dashboard.recent_records import RecentRecords
 
 
-def test_the_last_records_are_kept_and_long_texts_are_cut() -> None:
+def test_the_last_records_are_stored_and_long_texts_are_cut() -> None:
     records = RecentRecords(3)
     log = logging.Logger("headrace.test")
     log.addHandler(records)
@@ -30,7 +30,7 @@ def test_an_error_is_named_without_its_traceback() -> None:
     assert records.after(0)[0]["text"] == "it failed\nValueError: so"
 
 
-def test_a_reader_of_an_earlier_server_gets_all_records() -> None:
+def test_a_reader_from_before_a_restart_gets_all_records() -> None:
     records = RecentRecords(3)
     log = logging.Logger("headrace.test")
     log.addHandler(records)

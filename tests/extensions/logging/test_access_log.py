@@ -106,7 +106,7 @@ RESTRICTED = ("--http-restricted-api=model-repository:secret=1",)
 @pytest.mark.parametrize(
     "words", [(), OTHERS, RESTRICTED, (*OTHERS, *RESTRICTED)], ids=["native", "others", "callers", "others, callers"]
 )
-def test_each_operation_is_one_line_whatever_its_protocol_and_its_end(
+def test_each_operation_of_any_protocol_and_outcome_is_one_line(
     serve: Callable[..., Headrace],
     models: Path,
     log: Path,
@@ -190,7 +190,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_texts_of_callers_forge_nothing(text: str) -> None:
+def test_texts_of_callers_cannot_forge_lines(text: str) -> None:
     hostile = Access(FINISHED._replace(id=text, model=text, principal=text, traceparent=text), "infer", 1)
     (line,) = text_line(hostile).splitlines()
     assert line.isascii()
@@ -220,7 +220,7 @@ def test_a_plain_record_is_easy_to_read() -> None:
     assert (TextLines.note(3), json.loads(JsonLines.note(3))) == ("# 3 records were dropped\n", {"dropped": 3})
 
 
-def test_a_record_of_core_is_written_as_one_of_an_operation() -> None:
+def test_a_record_of_core_equals_that_of_an_operation() -> None:
     failed = FINISHED._replace(code=Code.UNAVAILABLE)
     records = [tuple(FINISHED), tuple(failed), RECORD, Access(failed, "infer", 0), tuple(FINISHED)]
     done, refused, *others = TextLines().lines(records, -5_000_000).splitlines()
@@ -261,7 +261,7 @@ def test_a_file_that_was_moved_is_opened_again(
     lines_of(log.with_suffix(".1"), 1)
 
 
-def test_a_full_disk_fails_no_request_and_is_said_once(
+def test_a_full_disk_fails_no_request_and_is_logged_once(
     serve: Callable[..., Headrace], models: Path, wait_until: Callable[..., None]
 ) -> None:
     server = serve(f"--model-repository={models}", "--access-log-file=/dev/full")
@@ -292,7 +292,7 @@ def pipe(tmp_path: Path) -> Iterator[tuple[Path, int]]:
         os.close(reader)
 
 
-def test_a_file_that_takes_nothing_holds_up_no_request_nor_the_end(
+def test_a_blocked_file_delays_neither_requests_nor_the_stop(
     serve: Callable[..., Headrace], models: Path, pipe: tuple[Path, int], wait_until: Callable[..., None]
 ) -> None:
     path, _ = pipe
@@ -303,7 +303,7 @@ def test_a_file_that_takes_nothing_holds_up_no_request_nor_the_end(
     server.stop()
 
 
-def test_what_waits_is_bounded_and_what_was_dropped_is_told(
+def test_the_queue_is_bounded_and_drops_are_recorded(
     pipe: tuple[Path, int], wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, reader = pipe
@@ -351,12 +351,12 @@ def test_a_file_that_can_not_be_opened_is_refused_at_the_start(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("wrong", [{"file": "x", "sample": 0}, {"sample": 2}, {"format": "json"}])
-def test_flags_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+def test_flags_without_effect_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--access-log-"):
         AccessLogOptions(**wrong)
 
 
-def test_one_of_so_many_operations_is_logged(
+def test_one_in_n_operations_is_logged(
     serve: Callable[..., Headrace], models: Path, log: Path, lines_of: Callable[[Path, int], list[str]]
 ) -> None:
     server = serve(f"--model-repository={models}", f"--access-log-file={log}", "--access-log-sample=10")

@@ -155,13 +155,13 @@ def _tensors() -> dict[str, Any]:
     }
 
 
-def test_what_the_server_does_by_itself_is_told(server: Headrace, log: Path) -> None:
+def test_actions_of_the_server_are_recorded(server: Headrace, log: Path) -> None:
     first, second = (json.loads(line) for line in log.read_text().splitlines()[:2])
     assert (first["event"], first["operation"], first["model"]) == ("server", "model_loaded", "m")
     assert (second["operation"], second["pid"]) == ("server_started", server.process.pid)
 
 
-def test_a_refusal_by_another_interceptor_is_told_also_of_an_inference(
+def test_a_refusal_by_another_interceptor_is_recorded_also_for_an_inference(
     client: httpx.Client, told: Callable[[int], list[dict[str, Any]]]
 ) -> None:
     hostile = "m\n\x1b[31m" + "x" * 5000
@@ -210,7 +210,7 @@ def test_a_flood_of_refusals_is_bounded_and_counted(
 # ---------------------------------------------------------------------- without a server
 
 
-def test_what_plugins_write_to_the_logger_is_told_from_any_thread(
+def test_lines_of_plugins_are_recorded_from_any_thread(
     tmp_path: Path, wait_until: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A changed access file, a new certificate: no caller has asked for it."""
@@ -233,7 +233,7 @@ def test_what_plugins_write_to_the_logger_is_told_from_any_thread(
     ]
 
 
-def test_two_servers_of_one_process_have_logs_of_their_own(tmp_path: Path) -> None:
+def test_two_servers_of_one_process_have_separate_logs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / name / "1").mkdir(parents=True)
         (tmp_path / name / name / "config.pbtxt").write_text(CONFIG)
@@ -270,7 +270,7 @@ def full(tmp_path: Path) -> AuditLog:
     return AuditLog(ServerOptions(plugin_options=(AuditLogOptions(file=str(path), size=1),)))
 
 
-def test_a_file_of_full_size_takes_no_line_until_it_is_moved(
+def test_a_full_file_gets_no_line_until_it_is_moved(
     full: AuditLog, tmp_path: Path, wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     trail, path = full._trail, tmp_path / "audit.log"
@@ -293,7 +293,7 @@ def test_a_file_of_full_size_takes_no_line_until_it_is_moved(
     assert "refused http infer" in path.read_text()
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture, wait_until: Any) -> None:
+def test_a_full_disk_loses_only_lines(caplog: pytest.LogCaptureFixture, wait_until: Any) -> None:
     trail = AuditLogOptions(file="/dev/full").trail
     trail.event("server_started")
     wait_until(lambda: trail.file.dropped == 1, "the line is dropped")
@@ -339,5 +339,5 @@ def test_no_text_ends_a_line_or_adds_a_field() -> None:
         ("model 'key' of a=b", "model 'key' of a=b"),
     ],
 )
-def test_secrets_in_texts_are_left_out(text: str, expected: str) -> None:
+def test_secrets_in_texts_are_removed(text: str, expected: str) -> None:
     assert without_secrets(text) == expected

@@ -88,7 +88,7 @@ RECORDED: list[tuple[Any, int, Any]] = [
 ]
 
 
-def test_answers_over_http_are_tritons(server: Headrace) -> None:
+def test_answers_over_http_equal_tritons(server: Headrace) -> None:
     headrace, start = server, START
     assert httpx.get(f"http://127.0.0.1:{headrace.http}/v2/logging").json() == start
     for body, status, answer in RECORDED:
@@ -114,7 +114,7 @@ def test_answers_over_http_are_tritons(server: Headrace) -> None:
         ({"log_info": {"bool_param": False}, "log_format": {"string_param": "x"}}, "INVALID_ARGUMENT", "got: x"),
     ],
 )
-def test_refusals_over_grpc_are_tritons_and_change_nothing(
+def test_refusals_over_grpc_equal_tritons_and_change_nothing(
     server: Headrace, settings: dict[str, Any], code: str, text: str
 ) -> None:
     request = pb.LogSettingsRequest(
@@ -198,9 +198,7 @@ def test_lines_about_requests_follow_the_level_on_open_connections(
         assert len(shown) == 1, "no line for the second"
 
 
-def test_with_workers_a_change_reaches_all_and_those_that_are_started_later(
-    serve: Callable[..., Headrace], tmp_path: Path
-) -> None:
+def test_with_workers_a_change_reaches_all_and_later_ones(serve: Callable[..., Headrace], tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     server = serve(f"--model-repository={tmp_path / 'models'}", "--workers=2")
     server.wait_for_line("2 workers serve")
@@ -224,7 +222,7 @@ def test_a_stranger_writes_no_file(server: Headrace, tmp_path: Path) -> None:
     assert httpx.get(f"http://127.0.0.1:{server.http}/v2/logging").json()["log_info"]
 
 
-def test_a_program_that_configures_its_log_itself_is_left_alone(tmp_path: Path) -> None:
+def test_a_program_with_its_own_logging_is_not_changed(tmp_path: Path) -> None:
     with serve_here(tmp_path, listen=True) as server:
         answer = httpx.get(f"http://127.0.0.1:{server.options.http_port}/v2/logging")
     assert (answer.status_code, "another program" in answer.text) == (501, True)

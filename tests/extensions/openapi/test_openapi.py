@@ -151,7 +151,7 @@ def test_the_example_of_a_model_works(client: httpx.Client, name: str) -> None:
     assert output["name"] == "y"
 
 
-def test_a_model_that_no_url_can_name_is_counted(client: httpx.Client) -> None:
+def test_a_model_name_that_fits_no_url_is_counted(client: httpx.Client) -> None:
     description = described(client)
     assert "1 of them have names that no path can have." in description["info"]["description"]
     assert "odd" not in str(description["paths"].keys())
@@ -161,7 +161,7 @@ def test_a_model_that_no_url_can_name_is_counted(client: httpx.Client) -> None:
     ("name", "reason"),
     [("half", "FP16, which JSON can not express"), ("huge", "9000000 elements"), ("decoupled", "any number of")],
 )
-def test_a_model_without_an_example_says_why(client: httpx.Client, name: str, reason: str) -> None:
+def test_a_model_without_an_example_has_the_reason(client: httpx.Client, name: str, reason: str) -> None:
     operation = described(client)["paths"][f"/v2/models/{name}/infer"]["post"]
     assert reason in operation["description"]
     assert "example" not in json.dumps(operation["requestBody"])
@@ -260,9 +260,7 @@ def test_with_500_models_it_is_bounded(tmp_path: Path) -> None:
     assert max(len(json.dumps(item)) for item in paths.values()) < MAX_MODEL_BYTES
 
 
-def test_two_servers_of_one_process_have_descriptions_of_their_own(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_servers_of_one_process_have_separate_descriptions(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
 
     def noted(name: str, *arguments: Any) -> bytes:

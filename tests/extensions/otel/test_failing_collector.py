@@ -55,7 +55,7 @@ def delivery(where: CollectorAddress) -> Delivery:
     return Delivery(connect(where), "logs", ExportLogsServiceResponse, "rejected_log_records")
 
 
-def test_a_failure_and_its_end_are_said_once(
+def test_a_failure_and_its_end_are_logged_once(
     own: Collector, sender: Delivery, caplog: pytest.LogCaptureFixture
 ) -> None:
     own.status, own.body = 503, b"later"
@@ -87,7 +87,7 @@ def test_a_record_of_core_has_a_response_unless_it_failed(own: Collector, sender
     [("7", 7, 7), ("99999999999", LONGEST_PAUSE_S, LONGEST_PAUSE_S), ("Fri, 31 Dec 2100 23:59:59 GMT", 300, 300),
      ("soon", 1, 1), ("-5", 1, 1), ("", 1, 1)],
 )  # fmt: skip
-def test_a_pause_that_the_collector_asks_for_is_kept(
+def test_a_retry_after_of_the_collector_is_obeyed(
     own: Collector, sender: Delivery, given: str, least: float, most: float
 ) -> None:
     own.status, own.headers = 429, {"Retry-After": given}
@@ -97,7 +97,7 @@ def test_a_pause_that_the_collector_asks_for_is_kept(
 
 
 @pytest.mark.parametrize("status", [400, 401, 302, 404, 500])
-def test_other_answers_are_not_asked_again(own: Collector, sender: Delivery, status: int) -> None:
+def test_other_answers_are_not_retried(own: Collector, sender: Delivery, status: int) -> None:
     own.status, own.headers = status, {"Location": own.http}
     assert sender.send(MESSAGE) is False
 
@@ -110,7 +110,7 @@ def test_an_answer_without_end_is_not_read(own: Collector) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_collector_that_hangs_or_is_gone_costs_its_time_out(own: Collector, protocol: str) -> None:
+def test_a_hanging_or_absent_collector_times_out(own: Collector, protocol: str) -> None:
     own.gate.clear()
     where = replace(address(own.grpc if protocol == "grpc" else own.http, protocol), timeout_s=0.1)
     if protocol == "grpc":
@@ -122,7 +122,7 @@ def test_a_collector_that_hangs_or_is_gone_costs_its_time_out(own: Collector, pr
     assert monotonic() - begun < 5
 
 
-def test_a_collector_that_answers_byte_by_byte_costs_its_time_out() -> None:
+def test_a_collector_that_answers_byte_by_byte_times_out() -> None:
     """Each byte comes in time, and the head of the answer never ends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -147,7 +147,7 @@ def test_a_collector_that_answers_byte_by_byte_costs_its_time_out() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_collector_over_tls_is_known_by_its_certificate(tmp_path: Path, protocol: str) -> None:
+def test_a_collector_over_tls_is_verified_by_its_certificate(tmp_path: Path, protocol: str) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate, and is not installed")
@@ -195,7 +195,7 @@ def test_records_wait_for_a_collector_and_none_is_lost(own: Collector) -> None:
     assert (sender.sent, sender.dropped) == (MAX // 4, 0)
 
 
-def test_what_finds_no_room_is_counted() -> None:
+def test_dropped_records_are_counted() -> None:
     queue = RecordQueue()
     for number in range(MAX + 7):
         queue.add((number,))
@@ -203,7 +203,7 @@ def test_what_finds_no_room_is_counted() -> None:
     assert queue.take(2) == [(0,), (1,)]
 
 
-def test_our_own_lines_are_not_sent() -> None:
+def test_lines_of_the_exporter_are_not_sent() -> None:
     """A failure to send would become another record to send."""
     queue = RecordQueue()
     for name in ("headrace_otel.delivery", "headrace"):
@@ -213,7 +213,7 @@ def test_our_own_lines_are_not_sent() -> None:
     assert queue.dropped == 1
 
 
-def test_an_error_has_its_traceback_and_keeps_nothing_alive() -> None:
+def test_an_error_has_its_traceback_and_no_references() -> None:
     queue = RecordQueue()
     try:
         raise KeyError("no such thing")
@@ -241,13 +241,13 @@ def test_a_line_in_a_span_has_its_ids() -> None:
     assert (outside.trace_id, outside.span_id) == (b"", b"")
 
 
-def test_a_server_without_the_flags_has_no_part_of_it() -> None:
+def test_a_server_without_the_flags_adds_nothing() -> None:
     options = Server(ServerOptions(model_repository=("m",))).options
     assert AccessRecords(options).enabled is False
     assert not options.group(OtelOptions).is_on
 
 
-def test_a_certificate_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_refused_at_the_start(tmp_path: Path) -> None:
     where = replace(address("http://127.0.0.1:1"), certificate=str(tmp_path / "none.pem"), is_secure=True)
     with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_CERTIFICATE=.*none\.pem can not be read"):
         connect(where)

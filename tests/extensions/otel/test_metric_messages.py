@@ -33,7 +33,7 @@ def starts(message: ExportMetricsServiceRequest) -> list[int]:
     return [point.start_time_unix_nano for point in metric.sum.data_points]
 
 
-def test_a_counter_that_begins_anew_has_a_new_start() -> None:
+def test_a_reset_counter_has_a_new_start_time() -> None:
     """A model that is loaded again counts from zero. One that is loaded later begins between two exports."""
     messages = MetricMessages(Resource(), 100, is_exponential=False)
     told = [starts(read(list(messages.write([counter(*values)], now)))[0])
@@ -92,7 +92,7 @@ class Hanging:
         self.may_go.set()
 
 
-def test_while_one_export_hangs_no_other_is_made() -> None:
+def test_while_one_export_hangs_no_other_starts() -> None:
     """The values of the last one, at the end, are those of the end: nothing was kept of those between."""
     delivery, reads = Hanging(), 0
 

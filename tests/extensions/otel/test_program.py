@@ -169,7 +169,7 @@ def test_lines_of_the_log_arrive_with_severity_and_place(served: tuple[Headrace,
     assert attributes["code.line.number"] > 0
 
 
-def test_workers_are_told_apart_by_their_instance(serve: Callable[..., Headrace], models: Path) -> None:
+def test_workers_have_distinct_instance_ids(serve: Callable[..., Headrace], models: Path) -> None:
     """Their series are distinct: the sum over the instances is what the page says."""
     with collecting() as collector:
         server = serve(
@@ -205,7 +205,7 @@ def test_workers_are_told_apart_by_their_instance(serve: Callable[..., Headrace]
         (["--otel-endpoint=http://h"], "need --otel-metrics, --otel-logs or --otel-access"),
     ],
 )
-def test_a_wrong_flag_says_what_is_expected(words: list[str], said: str) -> None:
+def test_a_wrong_flag_is_refused_with_the_expected_values(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_groups([OtelOptions], words)
     assert said in str(refused.value)

@@ -85,7 +85,7 @@ def owner() -> Iterator[tuple[bytes, Callable[[], bytes]]]:
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(why_no_gpu()), reason=f"no GPU: {why_no_gpu()}")
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_inputs_and_outputs_lie_on_a_gpu(serve: Callable[..., Headrace], tmp_path: Path, protocol: str) -> None:
+def test_inputs_and_outputs_are_on_a_gpu(serve: Callable[..., Headrace], tmp_path: Path, protocol: str) -> None:
     write_repository(tmp_path, "identity")
     server = serve(f"--model-repository={tmp_path}", "--allow-client-shm=true")
     module: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
@@ -122,7 +122,7 @@ class CountingDriver(CudaLibrary):
         return 64
 
 
-def test_a_refused_region_leaves_those_of_the_same_allocation_open() -> None:
+def test_a_refused_region_does_not_close_others_of_the_allocation() -> None:
     driver = CountingDriver()
     memory = CudaMemory(driver, bytes(64), 0, 64)
     with pytest.raises(CudaError, match="smaller than the region"):
@@ -132,7 +132,7 @@ def test_a_refused_region_leaves_those_of_the_same_allocation_open() -> None:
     assert driver.opened == 0
 
 
-def test_without_a_gpu_the_answer_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_answer_equals_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ctypes.CDLL
 
     def load(name: str, *arguments: Any, **options: Any) -> Any:
@@ -283,7 +283,7 @@ def test_a_tensor_keeps_its_region_open_until_its_last_reader_and_the_device_are
         {"dims": (1,) * 33 + (8,)},
     ],
 )
-def test_what_no_engine_could_read_in_place_is_copied(given: dict[str, Any]) -> None:
+def test_unaligned_memory_is_copied(given: dict[str, Any]) -> None:
     assert tensor_of(CudaMemory(PlayedDriver(), bytes(64), 0, 8192), **given) is None
 
 

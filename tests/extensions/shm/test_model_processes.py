@@ -86,7 +86,7 @@ def test_the_process_maps_the_region_until_it_is_unregistered(
         wait_until(lambda: not who_maps(key), "no process has it mapped")
 
 
-def test_another_segment_of_the_same_key_is_not_taken_for_the_registered_one(server: Headrace) -> None:
+def test_another_segment_of_the_same_key_is_not_mistaken_for_the_registered_one(server: Headrace) -> None:
     given = np.random.default_rng(2).random(COUNT, np.float32)
     with segment(2 * SIZE, given.tobytes()) as (key, descriptor):
         assert register(server.http, "r", key, 2 * SIZE)[0] == 200
@@ -120,7 +120,7 @@ def test_a_segment_that_shrinks_under_a_model_is_an_error_and_the_process_lives(
         assert children(server) == before
 
 
-def test_a_loss_that_only_the_process_has_seen_is_an_error(
+def test_a_segment_lost_only_in_the_process_is_an_error(
     server: Headrace, gate: Gate, wait_until: Callable[..., None]
 ) -> None:
     """The segment has its old size again when the server reads it."""

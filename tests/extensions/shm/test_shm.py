@@ -117,7 +117,7 @@ def segment(size: int, content: bytes = b"") -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
-def test_every_answer_is_tritons(serve: Callable[..., Headrace], repository: Path, hosts: tuple[str, ...]) -> None:
+def test_every_answer_equals_tritons(serve: Callable[..., Headrace], repository: Path, hosts: tuple[str, ...]) -> None:
     server = serve(f"--model-repository={repository}", ALLOW, *hosts)
     assert len(QUESTIONS) > 300
     with Segments() as segments:
@@ -129,7 +129,7 @@ def test_every_answer_is_tritons(serve: Callable[..., Headrace], repository: Pat
     assert post(server.http, f"{SYSTEM}/unregister")[0] == 200
 
 
-def test_a_server_that_does_not_allow_it_says_so(serve: Callable[..., Headrace], repository: Path) -> None:
+def test_a_server_that_does_not_allow_it_returns_an_error(serve: Callable[..., Headrace], repository: Path) -> None:
     server = serve(f"--model-repository={repository}")
     cuda = SYSTEM.replace("system", "cuda")
     for root in (SYSTEM, cuda):
@@ -154,13 +154,13 @@ def test_a_server_that_does_not_allow_it_says_so(serve: Callable[..., Headrace],
         assert not here.engine.additions(TensorLocation), "no request is searched for regions"
 
 
-def test_options_that_could_not_work_are_refused(run_headrace: Callable[..., Headrace], repository: Path) -> None:
+def test_impossible_options_are_refused(run_headrace: Callable[..., Headrace], repository: Path) -> None:
     server = run_headrace(f"--model-repository={repository}", ALLOW, "--shm-max-regions=0")
     assert server.finish() == 1
     assert "--shm-max-regions is 0, not 1 to 32768" in server.log
 
 
-def test_a_region_is_in_all_workers_and_in_those_that_start_later(
+def test_a_region_is_registered_in_all_workers_and_later_ones(
     run_headrace: Callable[..., Headrace], repository: Path, wait_until: Callable[..., None]
 ) -> None:
     server = run_headrace(f"--model-repository={repository}", ALLOW, "--workers=2").wait_until_listening()
@@ -446,7 +446,7 @@ def test_an_operator_names_the_segments_that_clients_may_use(serve: Callable[...
         assert (code, "as --shm-key-prefix demands" in answer["error"]) == (403, True)
 
 
-def test_there_is_a_most_of_regions(serve: Callable[..., Headrace], repository: Path) -> None:
+def test_the_number_of_regions_is_limited(serve: Callable[..., Headrace], repository: Path) -> None:
     server = serve(f"--model-repository={repository}", ALLOW, "--shm-max-regions=20")
     with segment(64) as (key, _):
         codes = [register(server.http, f"r{number}", key, 64)[0] for number in range(25)]
@@ -485,7 +485,7 @@ def descriptors(server: Headrace) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
-def test_nothing_is_left_of_what_is_unregistered(
+def test_an_unregistered_region_leaves_nothing(
     serve: Callable[..., Headrace], repository: Path, wait_until: Callable[..., None]
 ) -> None:
     server = serve(f"--model-repository={repository}", ALLOW)
@@ -599,7 +599,7 @@ def test_a_segment_that_shrinks_is_an_error_and_no_more(
     server.stop()
 
 
-def test_hundreds_of_requests_live_through_a_segment_that_shrinks_and_grows(
+def test_hundreds_of_requests_survive_a_segment_that_shrinks_and_grows(
     serve: Callable[..., Headrace], repository: Path
 ) -> None:
     """Large tensors, so that threads of the server are in the middle of a copy."""
@@ -693,7 +693,7 @@ print("never")
 
 
 @pytest.mark.parametrize("how", ["fault", "kill"])
-def test_other_bus_errors_end_the_process_as_before(how: str) -> None:
+def test_other_bus_errors_still_end_the_process(how: str) -> None:
     with segment(8192) as (key, _):
         command = [sys.executable, "-X", "faulthandler", "-c", FAULT, key, how]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -754,7 +754,7 @@ def test_a_body_that_is_nested_too_deep_is_refused_at_once(serve: Callable[..., 
                 assert (code, "nesting depth" in answer["error"] or "at most" in answer["error"]) == (400, True), answer
 
 
-def test_only_who_has_the_key_registers(serve: Callable[..., Headrace], repository: Path) -> None:
+def test_only_a_caller_with_the_key_registers(serve: Callable[..., Headrace], repository: Path) -> None:
     words = ["--http-restricted-api=shared-memory:key=value", "--grpc-restricted-protocol=shared-memory:key=value"]
     server = serve(f"--model-repository={repository}", ALLOW, *words)
     with segment(64) as (key, _):

@@ -79,7 +79,7 @@ def takes(at_least_s: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_calls_that_are_no_inference_answer_late(served: Served, host: str) -> None:
+def test_other_operations_than_inference_are_delayed(served: Served, host: str) -> None:
     server, client = served(host, **{OTHER: "1"})
     assert [line for line in server.lines if f"{OTHER}=1 delays gRPC calls" in line and re.match("W", line)]
     calls: list[Callable[..., Any]] = [
@@ -100,7 +100,7 @@ def test_calls_that_are_no_inference_answer_late(served: Served, host: str) -> N
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("names", [("RESPONSE",), ("PROCESS", "PROCESS_ENTRY")])
-def test_inferences_answer_late(served: Served, host: str, names: tuple[str, ...]) -> None:
+def test_inferences_are_delayed(served: Served, host: str, names: tuple[str, ...]) -> None:
     _, client = served(host, **{f"{GRPC}{name}": str(1000 // len(names)) for name in names})
     with too_late():
         client.infer("m", [tensor()], client_timeout=0.2)
@@ -112,14 +112,14 @@ def test_inferences_answer_late(served: Served, host: str, names: tuple[str, ...
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_refused_inference_is_refused_late(served: Served, host: str) -> None:
+def test_a_refusal_is_delayed(served: Served, host: str) -> None:
     _, client = served(host, **{f"{GRPC}PROCESS": "300"})
     with takes(0.3), pytest.raises(InferenceServerException, match="unknown model: 'none'"):
         client.infer("none", [tensor()], client_timeout=20)
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_each_response_of_a_stream_is_late_and_its_end_once_more(
+def test_each_response_of_a_stream_is_delayed_and_so_is_its_end(
     served: Served, host: str, wait_until: Callable[..., None]
 ) -> None:
     _, client = served(host, **{f"{GRPC}RESPONSE": "300", f"{GRPC}COMPLETE": "700"})
@@ -138,7 +138,7 @@ def test_each_response_of_a_stream_is_late_and_its_end_once_more(
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_cancellation_arrives_late(served: Served, host: str, wait_until: Callable[..., None]) -> None:
+def test_a_cancellation_is_delayed(served: Served, host: str, wait_until: Callable[..., None]) -> None:
     """What is cancelled while it waits runs after all, if the delay of the cancellation is longer."""
     server, client = served(
         host, **{f"{GRPC}NOTIFICATION": "30000", f"{GRPC}ENQUEUE": "30000", "TRITONSERVER_DELAY_SCHEDULER": "2"}
@@ -153,14 +153,14 @@ def test_a_cancellation_arrives_late(served: Served, host: str, wait_until: Call
     assert client.get_inference_statistics("m").model_stats[0].inference_count == 2
 
 
-def test_without_a_switch_nothing_is_wrapped_and_nothing_said(served: Served) -> None:
+def test_without_a_switch_nothing_is_wrapped_or_logged(served: Served) -> None:
     server, client = served("grpc", **{OTHER: "0", f"{GRPC}RESPONSE": ""})
     assert client.is_server_live()
     assert "delays gRPC calls" not in server.log
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", "3600001", "9" * 5000, "٣"])
-def test_a_value_that_is_no_delay_stops_the_start(value: str) -> None:
+def test_an_invalid_delay_stops_the_start(value: str) -> None:
     with pytest.raises(ConfigError, match=f"{GRPC}RESPONSE is .* not a whole number from 0 to 3600000"):
         Delays.from_environ({f"{GRPC}RESPONSE": value})
 

@@ -34,7 +34,7 @@ def observers_of(server: Server) -> list[Any]:
     return model.instances._observers
 
 
-def test_without_a_place_for_traces_there_is_no_interceptor_and_no_observer(echo: Path) -> None:
+def test_without_a_trace_target_there_is_no_interceptor_and_no_observer(echo: Path) -> None:
     with Server(str(echo)) as server:
         assert server.engine.admission is None
         assert not TRACERS
@@ -69,7 +69,7 @@ def test_a_model_is_observed_only_while_one_of_its_calls_is_traced(echo: Path) -
     assert [each["timestamps"][0]["name"] for each in events].count("COMPUTE_START") == 2
 
 
-def test_what_is_spared_counts_as_seen() -> None:
+def test_skipped_requests_count_as_seen() -> None:
     asked, spared = Sampler(TraceSettings(("TIMESTAMPS",), rate=5)), Sampler(TraceSettings(("TIMESTAMPS",), rate=5))
     expected = [asked.sample() for _ in range(23)]
     found: list[bool] = []
@@ -84,7 +84,7 @@ def test_what_is_spared_counts_as_seen() -> None:
     assert found == expected == [number % 5 == 4 for number in range(23)]
 
 
-def test_a_change_of_settings_is_told() -> None:
+def test_a_change_of_settings_is_logged() -> None:
     told: list[int] = []
     table = SettingsTable(TraceSettings(file="x"), lambda: told.append(1))
     table.apply("", table.merged("", {"level": ("TIMESTAMPS",), "rate": 1}))

@@ -52,7 +52,7 @@ def test_a_program_without_ports_writes_a_whole_file(tmp_path: Path) -> None:
     assert [record["model_name"] for record in records if "model_name" in record] == ["echo", "echo"]
 
 
-def test_two_servers_of_one_program_keep_their_traces_apart(tmp_path: Path) -> None:
+def test_two_servers_of_one_program_have_separate_traces(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     path = tmp_path / "a/trace.json"
     level, rate = TraceSetting("", "level", "TIMESTAMPS"), TraceSetting("", "rate", "1")
@@ -70,7 +70,7 @@ def test_two_servers_of_one_program_keep_their_traces_apart(tmp_path: Path) -> N
         assert sum(span.name == "compute" for span in collector.spans) == 2
 
 
-def test_a_record_that_is_cut_off_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_truncated_record_is_dropped(tmp_path: Path) -> None:
     words = [sys.executable, "-c", LIMITED, str(tmp_path / "trace.json")]
     failed = int(subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout)
     found = [record["id"] for record in json.loads((tmp_path / "trace.json").read_text())]

@@ -109,7 +109,7 @@ COUNTS: list[tuple[int, str, Any, str, str]] = [
 ]
 
 
-def test_the_count_is_of_what_is_left_whatever_else_changes(server: Headrace) -> None:
+def test_the_count_is_the_remaining_number_after_other_changes(server: Headrace) -> None:
     body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
     for inferences, path, change, rate, count in COUNTS:
         for _ in range(inferences):
@@ -131,7 +131,7 @@ def test_the_stock_clients_read_and_change_settings(server: Headrace) -> None:
         assert cleared["settings"]["trace_rate"] == {"value": ["1000"]}
 
 
-def test_a_server_without_a_trace_file_says_so(serve: Callable[..., Headrace], models: Path) -> None:
+def test_a_server_without_a_trace_file_is_an_error(serve: Callable[..., Headrace], models: Path) -> None:
     server = serve(f"--model-repository={models}")
     assert ask(server.http, "/v2/trace/setting", None) == (200, {**START, "trace_file": ""})
     answer = ask(server.http, "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]})

@@ -187,7 +187,7 @@ def test_a_response_from_the_cache_has_a_span_of_its_own(
     assert names == [["InferRequest", "adds", "compute", "queue"], ["InferRequest", "adds", "cache"]]
 
 
-def test_a_collector_that_answers_nothing_delays_no_request_and_what_is_dropped_is_counted(
+def test_a_silent_collector_delays_no_request_and_dropped_records_are_counted(
     collector: Collector, start_for: Callable[..., Headrace]
 ) -> None:
     collector.gate.clear()
@@ -205,7 +205,7 @@ def test_a_collector_that_answers_nothing_delays_no_request_and_what_is_dropped_
 
 
 @pytest.mark.parametrize("kind", ["gone", "error", "elsewhere", "rubbish", "huge"])
-def test_a_collector_that_does_not_take_spans_fails_no_request(
+def test_a_collector_that_refuses_spans_fails_no_request(
     collector: Collector, start_for: Callable[..., Headrace], kind: str
 ) -> None:
     collector.status = {"error": 400, "elsewhere": 302}.get(kind, 200)

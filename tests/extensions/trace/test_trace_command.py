@@ -77,7 +77,7 @@ def test_a_summary_has_the_mean_of_each_step_and_the_slowest_request_is_drawn(
     assert (bars[3].index("#"), bars[3].count("#")) == (12, 6)
 
 
-def test_a_request_is_chosen_by_its_id_and_by_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_is_selected_by_id_and_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(TRITONS), "--request=g-twice") == 0
     assert "request 'g-twice' of model 'twice', trace 10: " in capsys.readouterr().out
     assert run(str(TRITONS), "--model=adds", "--request=15") == 0
@@ -133,7 +133,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", list(BROKEN), ids=lambda text: text[:20])
-def test_a_file_that_is_none_is_refused_with_the_reason(
+def test_a_malformed_file_is_refused_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "t.json").write_text(text)
@@ -141,7 +141,7 @@ def test_a_file_that_is_none_is_refused_with_the_reason(
     assert f"t.json' is no trace file: {BROKEN[text]}" in capsys.readouterr().err
 
 
-def test_calls_in_a_circle_and_a_thousand_deep_end(tmp_path: Path) -> None:
+def test_cycles_and_deep_nesting_terminate(tmp_path: Path) -> None:
     events = {"REQUEST_START": 1, "REQUEST_END": 2}
     circle = [(1, 2, "a", events), (2, 1, "b", events), (3, 3, "c", events)]
     roots = read_traces(str(made(tmp_path / "circle.json", circle)))
@@ -159,7 +159,7 @@ def test_terminal_codes_in_a_file_are_not_printed(tmp_path: Path, capsys: pytest
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_command_is_found(tmp_path: Path) -> None:
+def test_the_command_line_finds_it(tmp_path: Path) -> None:
     done = subprocess.run([HEADRACE, "trace", str(TRITONS)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "| twice | 1       | 2     |" in done.stdout

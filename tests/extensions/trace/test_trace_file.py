@@ -74,9 +74,7 @@ def refused(run_headrace: Callable[..., Headrace], *words: str) -> str:
     return server.log
 
 
-def test_a_file_tells_of_requests_what_tritons_does(
-    start: Callable[..., Headrace], all_models: Path, trace_file: Path
-) -> None:
+def test_a_trace_file_equals_tritons(start: Callable[..., Headrace], all_models: Path, trace_file: Path) -> None:
     """The same requests three times: with times and tensors, with times only, and with a level of ``adds`` alone."""
     server = start("level=OFF", models=all_models)
     infer_adds(server.http, 1)
@@ -122,7 +120,9 @@ def test_every_nth_request_is_traced_until_the_count_is_reached(
     assert not trace_file.exists()
 
 
-def test_a_log_frequency_starts_a_file_after_so_many_requests(start: Callable[..., Headrace], trace_file: Path) -> None:
+def test_log_frequency_starts_a_new_file_after_that_many_requests(
+    start: Callable[..., Headrace], trace_file: Path
+) -> None:
     server = start("level=TIMESTAMPS", "rate=1", "triton,log-frequency=2")
     for _ in range(5):
         body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
@@ -132,9 +132,7 @@ def test_a_log_frequency_starts_a_file_after_so_many_requests(start: Callable[..
     assert counts == [2, 2, 1]
 
 
-def test_a_request_that_is_refused_is_traced_as_far_as_it_came(
-    start: Callable[..., Headrace], trace_file: Path
-) -> None:
+def test_a_refused_request_is_traced_until_its_refusal(start: Callable[..., Headrace], trace_file: Path) -> None:
     """Triton loses the whole file by such a request."""
     server = start("level=TIMESTAMPS", "rate=1")
     assert ask(server.http, "/v2/models/adds/infer", {"inputs": 5})[0] == 500
@@ -216,7 +214,7 @@ def test_a_wrong_flag_stops_the_start(run_headrace: Callable[..., Headrace], mod
     )
 
 
-def test_workers_have_a_file_each(
+def test_each_worker_has_its_own_file(
     serve: Callable[..., Headrace], models: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (models / "echo/1").mkdir(parents=True)

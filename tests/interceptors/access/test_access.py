@@ -81,7 +81,7 @@ MAY = [
 
 
 @pytest.mark.parametrize(("operation", "model", "may"), MAY, ids=lambda each: str(each))
-def test_a_rule_names_operations_and_models(path: Path, operation: Any, model: str, may: bool) -> None:
+def test_a_rule_allows_operations_on_models(path: Path, operation: Any, model: str, may: bool) -> None:
     key = make(path, tenant=TENANT)["tenant"]
     access = access_of(path)
     for _ in range(2):  # the second decision is a kept one
@@ -110,7 +110,7 @@ def wrong_keys(key: str) -> Iterator[tuple[str, str]]:
     yield "x" * 1_000_000, "it is too long"
 
 
-def test_a_wrong_key_is_refused_with_the_reason_and_without_itself(path: Path) -> None:
+def test_a_wrong_key_is_refused_without_repeating_it(path: Path) -> None:
     key = make(path, alice=ALL)["alice"]
     access = access_of(path)
     ask(access, key)
@@ -133,7 +133,7 @@ def test_a_key_expires_on_its_day(path: Path, days: int, is_valid: bool) -> None
     assert is_valid or found == "it has expired"
 
 
-def test_the_comparison_of_a_secret_sees_whole_digests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_of_a_secret_reads_whole_digests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: each try is one comparison of 32 bytes with 32, by `hmac.compare_digest`."""
     from headrace_access import key_file
 
@@ -170,7 +170,7 @@ def test_models_and_the_program_itself_need_no_key(path: Path) -> None:
         assert access_of(path).admit(Caller(transport), Operation.INFER, "m") is None
 
 
-def test_a_key_may_come_in_a_header_of_its_own(path: Path) -> None:
+def test_a_key_may_be_in_x_api_key(path: Path) -> None:
     key = make(path, alice=ALL)["alice"]
     caller = Caller("grpc", header={"x-api-key": key}.get)
 
@@ -216,7 +216,7 @@ FILES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("content", "text"), FILES, ids=range(len(FILES)))
-def test_a_wrong_file_ends_the_start_with_its_place(path: Path, content: Any, text: str) -> None:
+def test_a_wrong_file_stops_the_start_with_the_place(path: Path, content: Any, text: str) -> None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ConfigError) as caught:
         access_of(path)
@@ -224,7 +224,7 @@ def test_a_wrong_file_ends_the_start_with_its_place(path: Path, content: Any, te
     assert text in caught.value.message
 
 
-def test_a_missing_file_and_one_that_would_block_end_the_start(path: Path) -> None:
+def test_a_missing_or_blocking_file_stops_the_start(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         access_of(path)
     os.mkfifo(path)
@@ -267,7 +267,7 @@ def test_keys_are_added_listed_checked_and_revoked(path: Path) -> None:
     assert keys("check", str(path), "--key", second).returncode == 0
 
 
-def test_a_changed_file_keeps_its_mode_and_a_link_stays_one(tmp_path: Path, path: Path) -> None:
+def test_a_changed_file_keeps_its_mode_and_its_link(tmp_path: Path, path: Path) -> None:
     real = tmp_path / "real.json"
     make(real, alice=ALL)
     real.chmod(0o640)

@@ -226,7 +226,7 @@ CALLERS: dict[str, tuple[Callable[[Running], Client], str]] = {
 
 
 @pytest.mark.parametrize("name", CALLERS)
-def test_every_operation_asks_who_the_caller_is(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_operation_authenticates_its_caller(name: str, request: pytest.FixtureRequest) -> None:
     make_client, verdict = CALLERS[name]
     running: Running = request.getfixturevalue("mutual" if "certificate" in name else "plain")
     client = make_client(running)
@@ -255,7 +255,7 @@ def test_a_wrong_key_is_refused_also_with_a_right_certificate(mutual: Running) -
     client.close()
 
 
-def test_a_certificate_counts_only_if_the_file_says_so(mutual: Running, changes_at_once: None) -> None:
+def test_a_certificate_is_accepted_only_if_the_file_allows_it(mutual: Running, changes_at_once: None) -> None:
     client = with_certificate(mutual, "lab")
     before = mutual.path.read_text()
     try:
@@ -270,9 +270,7 @@ def test_a_certificate_counts_only_if_the_file_says_so(mutual: Running, changes_
         client.close()
 
 
-def test_inferences_with_a_certificate_are_decided_once_for_each_connection(
-    mutual: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_is_authorized_once_per_connection(mutual: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[str] = []
     admit = AccessControl.admit
 
@@ -342,7 +340,9 @@ def answered(port: int, credential: str | None, target: str) -> list[Any]:
 
 @pytest.mark.skipif(find_spec("headrace_cloud_routes") is None, reason="needs the ports of clouds")
 @pytest.mark.parametrize(("credential", "statuses"), [("none", [401, 401]), ("key", [200, 403]), ("token", [200, 403])])
-def test_no_target_of_sagemaker_tells_which_models_exist(plain: Running, credential: str, statuses: list[int]) -> None:
+def test_no_target_of_sagemaker_reveals_which_models_exist(
+    plain: Running, credential: str, statuses: list[int]
+) -> None:
     port = plain.ports["sagemaker"]
     sent = {"none": None, "key": plain.keys["tenant"], "token": token(sub="tenant")}[credential]
     there, absent = answered(port, sent, "other"), answered(port, sent, "never")
@@ -359,7 +359,9 @@ def logged(caplog: pytest.LogCaptureFixture, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("credential", ["none", "key", "token"])
-def test_nobody_learns_which_models_exist(plain: Running, credential: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_refusal_reveals_which_models_exist(
+    plain: Running, credential: str, caplog: pytest.LogCaptureFixture
+) -> None:
     sent = {"none": None, "key": plain.keys["tenant"], "token": token(sub="tenant")}[credential]
     client = with_header(plain, sent)
     with caplog.at_level("DEBUG"):
@@ -399,7 +401,7 @@ def test_the_stock_clients_send_keys_and_tokens(plain: Running) -> None:
             assert client.is_server_live()
 
 
-def test_each_request_of_a_stream_is_decided(plain: Running) -> None:
+def test_each_request_of_a_stream_is_authorized(plain: Running) -> None:
     y = grpc_client.InferInput("x", [1, 1], "FP32")
     y.set_data_from_numpy(np.ones((1, 1), np.float32))
     answers: list[Any] = []

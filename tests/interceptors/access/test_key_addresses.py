@@ -108,7 +108,7 @@ async def asked(access: AccessControl, given: str) -> str:
     return caller.principal
 
 
-def test_keys_are_fetched_once_for_all_that_wait(path: Path, issuer: Issuer) -> None:
+def test_keys_are_fetched_once_for_all_waiters(path: Path, issuer: Issuer) -> None:
     async def main() -> None:
         access = access_of(path)
         assert issuer.asked == 0
@@ -143,7 +143,7 @@ def test_an_unknown_key_fetches_the_set_again_at_most_every_ten_seconds(
     asyncio.run(main())
 
 
-def test_a_set_is_fetched_again_when_it_is_old(
+def test_an_old_key_set_is_fetched_again(
     path: Path, issuer: Issuer, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
@@ -206,7 +206,7 @@ FAILURES: list[tuple[Callable[[Issuer], Any], str]] = [
 
 
 @pytest.mark.parametrize(("answer", "text"), FAILURES, ids=range(len(FAILURES)))
-def test_an_address_that_fails_leaves_the_former_keys(
+def test_a_failed_fetch_keeps_the_former_keys(
     path: Path,
     issuer: Issuer,
     clock: list[float],
@@ -241,7 +241,7 @@ def test_an_address_that_fails_leaves_the_former_keys(
     assert text in caplog.text
 
 
-def test_a_caller_that_leaves_does_not_disturb_others_that_wait(path: Path, issuer: Issuer) -> None:
+def test_a_disconnect_does_not_affect_other_waiters(path: Path, issuer: Issuer) -> None:
     async def main() -> None:
         access = access_of(path)
         leaves, stays = (asyncio.create_task(asked(access, token(jti=name))) for name in "ab")
@@ -253,7 +253,7 @@ def test_a_caller_that_leaves_does_not_disturb_others_that_wait(path: Path, issu
     asyncio.run(main())
 
 
-def test_the_number_that_waits_is_bounded(path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiters_is_bounded(path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_sets, "_MAX_WAITING", 3)
 
     async def main() -> None:
@@ -264,9 +264,7 @@ def test_the_number_that_waits_is_bounded(path: Path, issuer: Issuer, monkeypatc
     asyncio.run(main())
 
 
-def test_a_changed_file_keeps_the_keys_that_were_fetched(
-    path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_file_keeps_fetched_keys(path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
 
     async def main() -> None:

@@ -67,7 +67,7 @@ def run(main: Any) -> None:
     asyncio.run(asyncio.wait_for(main, 30))
 
 
-def test_an_inference_is_kept_for_its_credential_and_its_model(path: Path) -> None:
+def test_an_inference_is_cached_by_credential_and_model(path: Path) -> None:
     key = write_issuer_into(path)
 
     async def main() -> None:
@@ -92,7 +92,7 @@ def test_an_inference_is_kept_for_its_credential_and_its_model(path: Path) -> No
     run(main())
 
 
-def test_a_changed_file_and_the_end_of_a_token_end_what_is_kept(
+def test_a_changed_file_and_an_expired_token_clear_the_cache(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(permit_cache, "_TICKS", 10_000)
@@ -116,7 +116,7 @@ def test_a_changed_file_and_the_end_of_a_token_end_what_is_kept(
 
 
 @pytest.mark.parametrize("header", ["Basic YTpi", "Bearer", ""])
-def test_a_certificate_is_not_kept_for_the_header_beside_it(path: Path, header: str) -> None:
+def test_a_certificate_is_not_cached_for_the_header_beside_it(path: Path, header: str) -> None:
     extend(path, certificates={})
 
     async def main() -> None:
@@ -130,7 +130,7 @@ def test_a_certificate_is_not_kept_for_the_header_beside_it(path: Path, header: 
     run(main())
 
 
-def test_a_certificate_is_kept_for_its_connection(path: Path) -> None:
+def test_a_certificate_is_cached_for_its_connection(path: Path) -> None:
     extend(path, certificates={"roles": "organizationalUnitName"}, roles={"labs": TENANT})
 
     def certificate(name: str, unit: str = "") -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_a_certificate_is_kept_for_its_connection(path: Path) -> None:
     run(main())
 
 
-def test_a_changed_file_ends_what_is_kept_for_a_certificate(path: Path, quick: None) -> None:
+def test_a_changed_file_clears_cached_certificates(path: Path, quick: None) -> None:
     extend(path, certificates={})
 
     def change() -> None:
@@ -199,7 +199,7 @@ def test_a_changed_file_ends_what_is_kept_for_a_certificate(path: Path, quick: N
     run(main())
 
 
-def test_a_key_that_was_revoked_while_nobody_asked_is_refused_at_once(
+def test_a_key_revoked_during_idleness_is_refused_at_once(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_file_watcher, "_TRUSTED_S", 5.0)
@@ -234,7 +234,7 @@ def test_a_key_ends_at_midnight(path: Path) -> None:
     run(main())
 
 
-def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+def test_the_cache_is_bounded_and_expires(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     monkeypatch.setattr(permit_cache, "_MAX_CREDENTIALS", 10)
     monkeypatch.setattr(permit_cache, "_MAX_MODELS", 3)
     monkeypatch.setattr(permit_cache, "_MAX_CHARACTERS", 1000)
@@ -274,7 +274,7 @@ def test_what_is_kept_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch, 
     run(main())
 
 
-def test_a_key_in_x_api_key_is_kept_apart_from_one_in_authorization(path: Path) -> None:
+def test_a_key_in_x_api_key_is_cached_separately(path: Path) -> None:
     key = write_issuer_into(path)
 
     def caller(**sent: str) -> Caller:
@@ -326,7 +326,7 @@ def server(path: Path, tmp_path: Path) -> Iterator[Any]:
         yield server
 
 
-def test_inferences_pass_without_admission_and_leave_nothing(
+def test_inferences_pass_without_admission_and_leak_nothing(
     server: Any, path: Path, admissions: list[str], quick: None
 ) -> None:
     key = token(sub="tenant")
@@ -383,7 +383,7 @@ def steps(function: Callable[[], Any]) -> int:
     return count
 
 
-def test_a_wrong_key_takes_as_many_steps_however_much_of_it_is_right(path: Path) -> None:
+def test_a_wrong_key_takes_the_same_steps_for_any_matching_prefix(path: Path) -> None:
     key = write_issuer_into(path)
     access = access_of(path)
     assert access._watcher is not None

@@ -78,7 +78,7 @@ GRANTED: list[tuple[dict[str, Any], str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("claims", "name", "models"), GRANTED)
-def test_roles_and_principals_of_the_file_say_what_a_token_may(
+def test_roles_and_principals_of_the_file_give_the_rights_of_a_token(
     path: Path, claims: dict[str, Any], name: str, models: list[str]
 ) -> None:
     access, given = access_of(path), token(**claims)
@@ -90,7 +90,7 @@ def test_roles_and_principals_of_the_file_say_what_a_token_may(
                 ask(access, given, model=model)
 
 
-def test_claims_are_found_by_their_names_and_by_paths(path: Path) -> None:
+def test_claims_are_found_by_name_and_by_path(path: Path) -> None:
     write_issuer(path, principal="email", roles="realm_access.roles", prefix="corp:")
     access = access_of(path)
     given = token(email="alice@example.com", email_verified=True, realm_access={"roles": ["scientists"]})
@@ -174,7 +174,7 @@ WRONG: dict[str, tuple[Callable[[], str], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_token_is_refused_with_the_reason_and_without_itself(path: Path, case: str) -> None:
+def test_a_wrong_token_is_refused_without_repeating_it(path: Path, case: str) -> None:
     make_token, reason = WRONG[case]
     access, given = access_of(path), make_token()
     for _ in range(2):
@@ -233,7 +233,7 @@ def test_a_token_is_verified_once_until_it_expires(path: Path, monkeypatch: pyte
     assert verified == [right, wrong]
 
 
-def test_what_is_kept_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_tokens_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "_MAX_KNOWN", 3)
     monkeypatch.setattr(tokens, "_MAX_WRONG", 3)
     access = access_of(path)
@@ -354,7 +354,7 @@ SETTINGS: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "jwks", "text"), SETTINGS, ids=range(len(SETTINGS)))
-def test_a_wrong_issuer_ends_the_start_with_its_place(
+def test_a_wrong_issuer_stops_the_start_with_the_place(
     path: Path, settings: dict[str, Any], jwks: list[dict[str, Any]], text: str
 ) -> None:
     write_issuer(path, *jwks, **settings)
@@ -383,7 +383,7 @@ def test_a_missing_library_is_one_clear_line(path: Path, monkeypatch: pytest.Mon
 # ---------------------------------------------------------------------- the command
 
 
-def test_check_explains_what_a_token_may_and_why_it_is_refused(path: Path) -> None:
+def test_check_prints_the_rights_of_a_token_or_its_refusal(path: Path) -> None:
     given = token(groups=["scientists"], exp=4_000_000_000)
     ended = keys("check", str(path), "--key", "-", "--models", "lab_1,other", "--operations", "infer,load", stdin=given)
     assert ended.returncode == 1
@@ -413,7 +413,7 @@ def test_a_key_works_beside_tokens(path: Path) -> None:
         ask(access, None)
 
 
-def test_a_signature_is_over_what_was_sent(path: Path) -> None:
+def test_a_signature_covers_the_sent_bytes(path: Path) -> None:
     """The parts of one token are no parts of another."""
     access = access_of(path)
     first, second = token().split("."), token(sub="bob", jti="2").split(".")

@@ -117,14 +117,14 @@ class Repository:
         """Add an ensemble that asks ``steps`` one after the other."""
         (self.folder / name / "1").mkdir(parents=True)
         tensors = ["x", *(f"t{number}" for number in range(1, len(steps))), "y"]
-        steps = ", ".join(
+        text = ", ".join(
             f'{{ model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "{tensors[at]}" }} '
             f'output_map {{ key: "y" value: "{tensors[at + 1]}" }} }}'
             for at, step in enumerate(steps)
         )
         (self.folder / name / "config.pbtxt").write_text(
             f"""platform: "ensemble" input {{ name: "x" data_type: TYPE_FP32 dims: 1 }}
-            output {{ name: "y" data_type: TYPE_FP32 dims: 1 }} ensemble_scheduling {{ step: [ {steps} ] }}"""
+            output {{ name: "y" data_type: TYPE_FP32 dims: 1 }} ensemble_scheduling {{ step: [ {text} ] }}"""
         )
 
     def run(self, scenario: Callable[[], Awaitable[None]], *, ports: bool = False, **settings: Any) -> None:

@@ -35,9 +35,7 @@ def test_a_load_that_turns_out_too_large_is_undone(repository: Repository, monke
     repository.run(scenario, memory=f"{5 * SIZE // MIB}MiB")
 
 
-def test_of_models_that_have_grown_only_idle_ones_make_room(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_idle_models_are_evicted_after_growth(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     repository.add("pinned", "a", "b")
     repository.probe.executing["a"] = threading.Event()
 

@@ -16,7 +16,7 @@ SEQUENCES = """sequence_batching { max_sequence_idle_microseconds: 60000000 cont
 control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }"""
 
 
-def test_a_model_that_has_no_room_beside_the_pinned_ones_is_refused_at_once(repository: Repository) -> None:
+def test_a_model_without_room_beside_the_pinned_ones_is_refused_at_once(repository: Repository) -> None:
     repository.add("pinned", "a")
     repository.add("large", size=4 * SIZE)
 
@@ -56,7 +56,7 @@ def test_a_load_by_name_waits_for_room_no_longer_than_a_request(repository: Repo
     repository.run(scenario, memory=f"{4 * SIZE // MIB}MiB", wait=1.5, patience=30)
 
 
-def test_a_load_passes_those_that_wait_only_if_it_takes_nothing_from_them(repository: Repository) -> None:
+def test_a_load_overtakes_others_only_if_it_does_not_delay_them(repository: Repository) -> None:
     for name, size in (("busy", 150), ("large", 100), ("c", 60), ("small", 10)):
         repository.add(name, size=size * MIB)  # a load is charged 3.5 times as much
     repository.probe.executing["busy"] = threading.Event()
@@ -80,7 +80,7 @@ def test_a_load_passes_those_that_wait_only_if_it_takes_nothing_from_them(reposi
     repository.run(scenario, memory="470MiB", patience=0.05)
 
 
-def test_a_model_with_sequences_is_not_closed_for_another_one(repository: Repository) -> None:
+def test_a_model_with_sequences_is_not_evicted(repository: Repository) -> None:
     pytest.importorskip("headrace_sequence")
     repository.add("sequences", config=SEQUENCES)
     repository.add("b")
@@ -111,7 +111,7 @@ def test_a_model_that_was_just_loaded_is_the_most_recently_used(repository: Repo
     repository.run(scenario, memory=f"{5 * SIZE // MIB}MiB", keep_alive=30)
 
 
-def test_a_load_ends_also_if_the_repository_loses_a_model_that_it_needs(repository: Repository) -> None:
+def test_a_load_ends_if_a_dependency_is_removed(repository: Repository) -> None:
     repository.add("step", "other")
     repository.add_ensemble("both", "step", "other")
     repository.probe.loading["other"] = threading.Event()

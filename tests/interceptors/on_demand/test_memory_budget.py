@@ -36,7 +36,7 @@ def any_model(each: ModelState) -> bool:
     return True
 
 
-def test_the_least_recently_used_goes_first_and_no_more_than_needed() -> None:
+def test_the_least_recently_used_are_evicted_first_and_no_more_than_needed() -> None:
     made = budget(100, a=40, b=30, c=30)
     known = residents(state("a", 2), state("b", 1), state("c", 3))
     assert names(made.victims([{"host": 10}], known, (), (), any_model)) == ["b"]
@@ -45,14 +45,14 @@ def test_the_least_recently_used_goes_first_and_no_more_than_needed() -> None:
     assert names(made.victims([{"host": 100}], known, (), (), any_model)) == ["b", "a", "c"]
 
 
-def test_nothing_goes_if_it_would_not_help() -> None:
+def test_nothing_is_evicted_if_it_would_not_help() -> None:
     made = budget(100, a=40, busy=60)
     known = residents(state("a", 1), state("busy", 2))
     assert made.victims([{"host": 50}], known, (), (), lambda each: each.name != "busy") is None
     assert made.victims([{"host": 50}], known, ["busy"], (), any_model) is None
 
 
-def test_what_leaves_already_counts() -> None:
+def test_evictions_in_progress_count() -> None:
     made = budget(100, a=40, eviction=60)
     assert names(made.victims([{"host": 60}], residents(state("a", 1)), (), ["eviction"], any_model)) == []
 
@@ -60,7 +60,7 @@ def test_what_leaves_already_counts() -> None:
 @pytest.mark.parametrize(
     ("is_evictable", "expected"), [(any_model, ["ensemble", "step"]), (lambda each: each.name != "ensemble", None)]
 )
-def test_a_step_goes_after_the_ensemble_that_needs_it_or_not_at_all(
+def test_a_step_is_evicted_only_after_its_ensembles(
     is_evictable: Callable[[ModelState], bool], expected: list[str] | None
 ) -> None:
     made = budget(100, ensemble=0, step=90)
@@ -68,7 +68,7 @@ def test_a_step_goes_after_the_ensemble_that_needs_it_or_not_at_all(
     assert names(made.victims([{"host": 50}], known, (), (), is_evictable)) == expected
 
 
-def test_each_device_has_a_budget_of_its_own() -> None:
+def test_each_device_has_its_own_budget() -> None:
     made = MemoryBudget({"host": 100, "gpu 0": 50})
     made.charges = {"a": {"host": 10, "gpu 0": 50}, "b": {"host": 90}}
     known = residents(state("b", 1), state("a", 2))

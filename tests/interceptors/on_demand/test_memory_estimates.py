@@ -30,7 +30,7 @@ def mib(charges: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     return {name: round(charge["host"] / MIB, 1) for name, charge in charges.items()}
 
 
-def test_a_model_in_a_process_needs_what_the_largest_one_of_its_backend_had() -> None:
+def test_a_model_in_a_process_is_estimated_by_the_largest_of_its_backend() -> None:
     estimates = MemoryEstimates(MemoryBudget({"host": 400 * MIB}))
     models = wanted("a", "b", size=1)
     assert mib(estimates.of("a", models, {})) == {"a": 49, "b": 49}
@@ -42,7 +42,7 @@ def test_a_model_in_a_process_needs_what_the_largest_one_of_its_backend_had() ->
     assert estimates.unmeasured(model for model, _ in models.values()) == set()
 
 
-def test_a_guess_above_the_budget_is_reduced_to_what_the_pinned_models_leave() -> None:
+def test_a_guess_above_the_budget_is_reduced_to_the_rest_of_it() -> None:
     estimates = MemoryEstimates(MemoryBudget({"host": 400 * MIB}))
     models = wanted("a", size=200, backend="onnxruntime")
     assert mib(estimates.of("a", models, {})) == {"a": 400}
@@ -51,7 +51,7 @@ def test_a_guess_above_the_budget_is_reduced_to_what_the_pinned_models_leave() -
     assert mib(MemoryEstimates(MemoryBudget({})).of("a", models, {})) == {"a": 700}
 
 
-def test_what_a_model_needs_for_certain_is_refused_beside_pinned_models() -> None:
+def test_the_least_need_is_refused_beside_pinned_models() -> None:
     estimates = MemoryEstimates(MemoryBudget({"host": 400 * MIB}))
     models = wanted("a", size=300, backend="onnxruntime")
     with pytest.raises(LoadError, match=r"300 MiB on host beside the pinned models \(p: 101 MiB\), and all models "):

@@ -46,7 +46,7 @@ def test_many_callers_share_one_load(repository: Repository) -> None:
     repository.run(scenario)
 
 
-def test_a_model_that_fails_is_tried_once_and_then_after_a_pause(repository: Repository) -> None:
+def test_a_failed_load_is_retried_only_after_a_pause(repository: Repository) -> None:
     repository.add("a")
     repository.probe.broken["a"] = "no weights here"
     repository.probe.loading["a"] = threading.Event()
@@ -102,7 +102,7 @@ def test_a_model_that_calls_another_one_loads_it(repository: Repository) -> None
     repository.run(scenario)
 
 
-def test_an_extension_and_a_program_load_what_they_ask(repository: Repository) -> None:
+def test_an_extension_and_a_program_load_the_models_they_use(repository: Repository) -> None:
     repository.add("a", "b")
 
     async def scenario() -> None:
@@ -118,7 +118,7 @@ def test_an_extension_and_a_program_load_what_they_ask(repository: Repository) -
 # ---------------------------------------------------------------------- the budget
 
 
-def test_the_least_recently_used_model_makes_room(repository: Repository) -> None:
+def test_the_least_recently_used_model_is_evicted(repository: Repository) -> None:
     repository.add("a", "b", "c")
 
     async def scenario() -> None:
@@ -215,7 +215,7 @@ def test_callers_wait_bounded_for_room(repository: Repository) -> None:
     repository.run(scenario, memory=ONE, wait=1, max_waiting=1, patience=10)
 
 
-def test_a_model_that_is_never_idle_makes_room_after_a_while(repository: Repository) -> None:
+def test_a_busy_model_is_evicted_after_the_patience(repository: Repository) -> None:
     repository.add("a", "b")
     over = threading.Event()
 
@@ -283,7 +283,7 @@ def test_an_idle_model_is_unloaded_when_its_keep_alive_is_over(repository: Repos
     repository.run(scenario, keep_alive=60)
 
 
-def test_the_keep_alive_spares_pinned_models_and_steps_of_loaded_ensembles(repository: Repository) -> None:
+def test_keep_alive_spares_pinned_models_and_steps_of_loaded_ensembles(repository: Repository) -> None:
     repository.add("pinned", "step")
     repository.add_ensemble("both", "step")
     ensemble = repository.folder / "both/config.pbtxt"
@@ -300,7 +300,7 @@ def test_the_keep_alive_spares_pinned_models_and_steps_of_loaded_ensembles(repos
     repository.run(scenario, keep_alive=60, pinned="pinned")
 
 
-def test_a_model_counts_for_what_its_config_says(repository: Repository) -> None:
+def test_a_model_is_charged_the_memory_in_its_config(repository: Repository) -> None:
     repository.add("a", config='parameters { key: "control.memory" value { string_value: "150MiB" } }')
     repository.add("b")
     repository.add("wrong", config='parameters { key: "control.memory" value { string_value: "much" } }')
@@ -317,7 +317,7 @@ def test_a_model_counts_for_what_its_config_says(repository: Repository) -> None
     repository.run(scenario, memory=TWO)
 
 
-def test_a_storm_of_callers_over_many_models_passes_no_budget_and_loads_nothing_twice(repository: Repository) -> None:
+def test_a_storm_of_callers_stays_within_the_budget_and_loads_nothing_twice(repository: Repository) -> None:
     names = [f"m{number}" for number in range(6)]
     repository.add(*names)
     used: list[int] = []
@@ -347,7 +347,7 @@ def test_a_storm_of_callers_over_many_models_passes_no_budget_and_loads_nothing_
 # ---------------------------------------------------------------------- callers that leave
 
 
-def test_callers_that_leave_hold_nothing(repository: Repository) -> None:
+def test_callers_that_disconnect_do_not_count(repository: Repository) -> None:
     repository.add("a", "b")
     repository.probe.executing["a"] = threading.Event()
 
@@ -369,7 +369,7 @@ def test_callers_that_leave_hold_nothing(repository: Repository) -> None:
     repository.run(scenario, memory=ONE)
 
 
-def test_a_server_that_stops_refuses_those_who_wait(repository: Repository) -> None:
+def test_a_stopping_server_refuses_waiting_requests(repository: Repository) -> None:
     repository.add("a", "b")
     repository.probe.executing["a"] = threading.Event()
     waiting: list[asyncio.Future[HeadraceError]] = []
@@ -390,7 +390,7 @@ def test_a_server_that_stops_refuses_those_who_wait(repository: Repository) -> N
 # ---------------------------------------------------------------------- over the wire
 
 
-def test_stock_clients_see_one_server_that_has_every_model(repository: Repository) -> None:
+def test_stock_clients_use_every_model_of_one_server(repository: Repository) -> None:
     repository.add("a", "b")
     repository.probe.broken["b"] = "no weights here"
 

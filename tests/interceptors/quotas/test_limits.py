@@ -85,7 +85,7 @@ class Limited:
 
 
 @pytest.mark.parametrize(("options", "at_once"), [({"rate": 4}, 4), ({"rate": 0.5}, 1), ({"rate": 2, "burst": 7}, 7)])
-def test_so_many_come_at_once_and_then_the_rate_of_them(options: dict[str, Any], at_once: int) -> None:
+def test_a_burst_is_admitted_at_once_and_then_the_rate(options: dict[str, Any], at_once: int) -> None:
     limited, rate = Limited(**options), options["rate"]
     limited.ask(count=at_once)
     limited.refused()
@@ -100,7 +100,7 @@ def test_so_many_come_at_once_and_then_the_rate_of_them(options: dict[str, Any],
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(4, 1), (0.5, 2), (0.1, 10), (0.03, 34)])
-def test_a_refusal_says_after_how_many_seconds_the_next_is_admitted(rate: float, seconds: int) -> None:
+def test_a_refusal_has_the_seconds_until_the_next_admission(rate: float, seconds: int) -> None:
     limited = Limited(rate=rate, burst=1)
     limited.ask()
     refusal = limited.refused()
@@ -110,7 +110,7 @@ def test_a_refusal_says_after_how_many_seconds_the_next_is_admitted(rate: float,
     limited.ask()
 
 
-def test_what_is_refused_costs_nothing_of_the_quota() -> None:
+def test_a_refusal_is_not_charged() -> None:
     limited = Limited(rate=1, burst=1)
     limited.ask()
     for _ in range(10):
@@ -119,7 +119,7 @@ def test_what_is_refused_costs_nothing_of_the_quota() -> None:
     limited.ask()
 
 
-def test_an_inference_counts_until_it_is_over() -> None:
+def test_an_inference_counts_until_it_ends() -> None:
     limited = Limited(in_flight=2)
     first, second = limited.ask(count=2)
     assert limited.refused().message == "the address '192.0.2.1' has 2 inferences in flight, which is the limit"
@@ -142,7 +142,7 @@ def test_an_inference_refused_for_its_concurrency_takes_no_token() -> None:
     limited.ask()
 
 
-def test_callers_have_quotas_of_their_own_and_a_principal_has_one_wherever_it_comes_from() -> None:
+def test_each_caller_has_its_own_quota_and_a_principal_one_from_any_address() -> None:
     limited = Limited(in_flight=1)
     limited.ask("192.0.2.1")
     limited.ask("192.0.2.2")
@@ -173,7 +173,7 @@ def test_only_inferences_from_outside_count(operation: Any, transport: str, is_c
     assert isinstance(made.admit(Caller(transport, "192.0.2.1"), operation, ""), Watch) is is_counted
 
 
-def test_a_request_on_a_stream_counts_and_one_that_belongs_to_another_does_not() -> None:
+def test_a_request_on_a_stream_counts_and_a_nested_one_does_not() -> None:
     for operation, refused in ((Operation.OPEN_STREAM, True), (ExtensionOperation("chat"), False)):
         made = Limited(in_flight=1).made
         outer = Caller("grpc", "192.0.2.1")
@@ -188,7 +188,7 @@ def test_a_request_on_a_stream_counts_and_one_that_belongs_to_another_does_not()
         assert in_flight(made) == 0
 
 
-def test_callers_whose_quota_is_whole_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_callers_with_an_unused_quota_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use_table, "KEEP", 10)
     limited = Limited(rate=1, burst=2)
     for number in range(1000):
@@ -205,7 +205,7 @@ def test_callers_whose_quota_is_whole_are_forgotten_and_no_others(monkeypatch: p
     busy.end()
 
 
-def test_a_flood_of_new_callers_is_bounded_although_none_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_new_callers_is_bounded_although_none_is_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use_table, "KEEP", 10)
     monkeypatch.setattr(use_table, "MAX_USES", 50)
     limited = Limited(rate=0.001, burst=2)
@@ -226,7 +226,7 @@ def test_a_flood_of_new_callers_is_bounded_although_none_is_whole(monkeypatch: p
         ("::ffff:192.0.2.1", "192.0.2.1", "::ffff:192.0.2.2"),
     ],
 )
-def test_a_network_of_ipv6_is_one_caller(peer: str, alike: str, other: str) -> None:
+def test_an_ipv6_network_is_one_caller(peer: str, alike: str, other: str) -> None:
     limited = Limited(in_flight=1)
     limited.ask(peer)
     limited.refused(alike)
@@ -264,7 +264,7 @@ class Filed(Limited):
         return raised.value
 
 
-def test_a_principal_has_the_limits_of_its_name_then_of_a_pattern_then_the_defaults(tmp_path: Path) -> None:
+def test_limits_come_from_the_name_then_a_pattern_then_the_defaults(tmp_path: Path) -> None:
     filed = Filed(
         tmp_path,
         {
@@ -278,7 +278,7 @@ def test_a_principal_has_the_limits_of_its_name_then_of_a_pattern_then_the_defau
         filed.refuses(principal)
 
 
-def test_each_model_counts_by_itself_and_all_models_together(tmp_path: Path) -> None:
+def test_each_model_counts_alone_and_all_models_together(tmp_path: Path) -> None:
     filed = Filed(tmp_path, {"defaults": {"in_flight": 3, "models": {"llm*": {"in_flight": 1}}}})
     filed.ask(model="llm_a")
     refusal = filed.refuses(model="llm_a")
@@ -292,7 +292,7 @@ def test_each_model_counts_by_itself_and_all_models_together(tmp_path: Path) -> 
     filed.ask(model="digits")
 
 
-def test_bytes_are_charged_by_what_was_sent_and_the_next_request_waits(tmp_path: Path) -> None:
+def test_sent_bytes_are_charged_and_the_next_request_waits(tmp_path: Path) -> None:
     filed = Filed(tmp_path, {"defaults": {"input_bytes_per_second": 1000, "input_bytes_burst": 2000}})
     filed.ask(size=1999)
     filed.ask(size=3001)  # one byte was left, so that no request is too large for ever
@@ -305,7 +305,7 @@ def test_bytes_are_charged_by_what_was_sent_and_the_next_request_waits(tmp_path:
     filed.ask()
 
 
-def test_what_is_refused_for_one_limit_uses_nothing_of_another(tmp_path: Path) -> None:
+def test_a_refusal_by_one_limit_charges_no_other(tmp_path: Path) -> None:
     filed = Filed(
         tmp_path,
         {"defaults": {"requests_per_second": 1, "burst": 2, "models": {"one": {"in_flight": 1}}}},
@@ -327,7 +327,7 @@ def test_workers_share_each_rate(tmp_path: Path) -> None:
     assert filed.refuses().message == "the principal 'alice' may ask 2 inferences per second"
 
 
-def test_a_changed_file_holds_for_callers_that_are_known_and_keeps_what_they_used(tmp_path: Path) -> None:
+def test_a_changed_file_applies_to_known_callers_and_keeps_their_use(tmp_path: Path) -> None:
     filed = Filed(tmp_path, {"defaults": {"requests_per_second": 1, "burst": 10, "models": {"m": {"in_flight": 9}}}})
     callers = filed.ask(count=6)
     book = {"defaults": {"requests_per_second": 2, "burst": 8, "in_flight": 8, "models": {"m": {"in_flight": 7}}}}
@@ -342,7 +342,7 @@ def test_a_changed_file_holds_for_callers_that_are_known_and_keeps_what_they_use
         caller.end()
 
 
-def test_a_caller_that_goes_on_gets_its_refusals_later() -> None:
+def test_a_caller_that_retries_gets_delayed_refusals() -> None:
     async def ask() -> tuple[int, float]:
         made = Quotas(ServerOptions(plugin_options=[QuotaOptions(rate=0.001, burst=1)]))
         loop, prompt, late = asyncio.get_running_loop(), 0, []
@@ -388,7 +388,7 @@ def test_a_caller_that_goes_on_gets_its_refusals_later() -> None:
         ),
     ],
 )
-def test_flags_that_cannot_be_right_are_refused(given: dict[str, Any], text: str) -> None:
+def test_invalid_flags_are_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
         QuotaOptions(**given)
 

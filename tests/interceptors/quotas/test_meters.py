@@ -95,7 +95,7 @@ def test_a_meter_decides_and_counts_as_admission_does(seed: int, tmp_path: Path,
         assert in_flight(each.made) == 0
 
 
-def test_what_is_taken_back_was_not_counted(tmp_path: Path) -> None:
+def test_take_back_undoes_begin(tmp_path: Path) -> None:
     path = tmp_path / "quotas.json"
     path.write_text(json.dumps({"defaults": {**_LIMITS, "models": {"*": _LIMITS}}}))
     asked = Asked(path, by_meters=True)
@@ -110,7 +110,7 @@ def test_what_is_taken_back_was_not_counted(tmp_path: Path) -> None:
         assert asked.state() == pytest.approx(before)
 
 
-def test_a_version_that_is_not_known_or_has_tokens_is_admitted(tmp_path: Path) -> None:
+def test_a_version_that_is_new_or_has_tokens_goes_through_admission(tmp_path: Path) -> None:
     path = tmp_path / "quotas.json"
     path.write_text(json.dumps({"sharing": {"*": {}}}))
     asked = Asked(path, by_meters=False)
@@ -138,7 +138,7 @@ class FakeView:
         return 1
 
 
-def test_a_full_gate_leaves_the_request_to_admission(tmp_path: Path) -> None:
+def test_a_full_gate_passes_the_request_to_admission(tmp_path: Path) -> None:
     path = tmp_path / "quotas.json"
     path.write_text(json.dumps({"sharing": {"*": {"in_flight": 2}}}))
     asked = Asked(path, by_meters=True)

@@ -40,7 +40,7 @@ def test_an_empty_file_limits_nothing(path: Path) -> None:
     assert book.sharing_of("digits") is None
 
 
-def test_a_member_has_the_limits_of_the_defaults_that_it_does_not_name(path: Path) -> None:
+def test_missing_limits_come_from_the_defaults(path: Path) -> None:
     book = read(
         path,
         {
@@ -72,7 +72,7 @@ def test_the_models_of_a_principal_come_before_those_of_the_defaults(path: Path)
     assert book.of_principal("bob").of_model("llm_a") == ("*", QuotaLimits(in_flight=9))
 
 
-def test_the_first_pattern_of_a_shared_model_holds(path: Path) -> None:
+def test_the_first_pattern_of_a_shared_model_applies(path: Path) -> None:
     book = read(path, {"sharing": {"llm*": {"in_flight": 4, "max_wait_seconds": 0.5}, "*": {}}})
     assert book.sharing_of("llm_a") == Sharing(in_flight=4, max_wait_seconds=0.5)
     assert book.sharing_of("digits") == Sharing()
@@ -133,7 +133,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("document", "told"), WRONG, ids=range(len(WRONG)))
-def test_what_is_wrong_is_refused_with_its_place(path: Path, document: Any, told: str | None) -> None:
+def test_errors_are_refused_with_their_place(path: Path, document: Any, told: str | None) -> None:
     if isinstance(document, str):
         path.write_bytes(document.encode("latin-1"))
         document = None
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_refused_with_its_place(path: Path, document: Any, told
     assert quotas("check", str(path)) == (1, "", f"headrace quotas: {raised.value.message}\n")
 
 
-def test_a_file_that_is_missing_or_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_special_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match=f"quota file '{path}' cannot be read"):
             QuotaBook.read(path)
@@ -158,7 +158,7 @@ def test_ten_thousand_principals_are_read_and_found(path: Path) -> None:
     assert book.of_principal("p9999").limits.in_flight == 10_000
 
 
-def test_the_command_says_what_holds(path: Path) -> None:
+def test_the_command_prints_the_limits(path: Path) -> None:
     read(
         path,
         {

@@ -134,7 +134,7 @@ def test_each_principal_gets_its_weight_of_the_model(shared: Callable[..., Share
     asyncio.run(ask())
 
 
-def test_a_quiet_principal_is_next_and_gets_no_credit_for_the_past(shared: Callable[..., Shared]) -> None:
+def test_an_idle_principal_is_next_and_gets_no_credit(shared: Callable[..., Shared]) -> None:
     async def ask() -> None:
         made = shared()
         for _ in range(40):
@@ -158,7 +158,7 @@ def test_a_request_costs_as_much_as_its_rows(shared: Callable[..., Shared], tmp_
     assert abs(counts["wide"] * 3 - counts["narrow"]) <= 9, counts
 
 
-def test_what_a_principal_sent_alone_is_no_debt(shared: Callable[..., Shared]) -> None:
+def test_requests_without_competition_cause_no_debt(shared: Callable[..., Shared]) -> None:
     """Nor is a request that says that it has a billion rows, which is refused behind the gate."""
 
     async def ask() -> None:
@@ -186,7 +186,7 @@ def test_what_a_principal_sent_alone_is_no_debt(shared: Callable[..., Shared]) -
 
 
 @pytest.mark.parametrize("leaves", ["ends", "is cancelled", "both"])
-def test_a_caller_that_leaves_while_it_waits_leaves_nothing(shared: Callable[..., Shared], leaves: str) -> None:
+def test_a_caller_that_disconnects_while_it_waits_does_not_count(shared: Callable[..., Shared], leaves: str) -> None:
     async def ask() -> None:
         made = shared()
         first, _ = made.ask("alice")
@@ -209,7 +209,7 @@ def test_a_caller_that_leaves_while_it_waits_leaves_nothing(shared: Callable[...
     asyncio.run(ask())
 
 
-def test_a_full_queue_refuses_the_one_that_waits_with_the_most(shared: Callable[..., Shared]) -> None:
+def test_a_full_queue_refuses_the_principal_with_the_largest_load(shared: Callable[..., Shared]) -> None:
     async def ask() -> None:
         made = shared({"max_waiting": 6, "max_waiting_bytes": 1000})
         made.ask("flood")
@@ -415,7 +415,7 @@ def tensor() -> grpc_client.InferInput:
     return made
 
 
-def test_a_deadline_ends_the_wait_as_it_ends_that_in_a_queue(busy: tuple[Any, Quotas, dict[str, str]]) -> None:
+def test_a_deadline_ends_the_wait_as_in_a_model_queue(busy: tuple[Any, Quotas, dict[str, str]]) -> None:
     server, quotas, keys = busy
 
     async def ask() -> None:
@@ -440,7 +440,7 @@ def test_a_deadline_ends_the_wait_as_it_ends_that_in_a_queue(busy: tuple[Any, Qu
     require_empty(server, quotas)
 
 
-def test_a_storm_of_callers_that_leave_leaks_no_slot(busy: tuple[Any, Quotas, dict[str, str]]) -> None:
+def test_a_storm_of_disconnects_leaks_no_slot(busy: tuple[Any, Quotas, dict[str, str]]) -> None:
     server, quotas, keys = busy
     chance = random.Random(1)
     request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[np.ones(1, np.float32).tobytes()])
@@ -481,7 +481,7 @@ def test_a_storm_of_callers_that_leave_leaks_no_slot(busy: tuple[Any, Quotas, di
     assert answered.status_code == 200
 
 
-def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path) -> None:
+def test_requests_that_wait_when_the_server_stops_are_answered(tmp_path: Path) -> None:
     keys = _write(tmp_path, {"sharing": {"*": {"in_flight": 1}}}, "alice")
     answered: list[int] = []
 

@@ -82,7 +82,7 @@ def streamed(server: Any, model: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_model_is_made_to_report_its_tokens_and_the_next_request_pays(server: Any) -> None:
+def test_a_model_reports_its_tokens_and_the_next_request_is_charged(server: Any) -> None:
     assert [each["num_output_tokens"] for each in streamed(server, "llm")] == [5, 5, 5]  # it did not ask for them
     generate = f"http://127.0.0.1:{server.options.http_port}/v2/models/llm/generate_stream"
     answer = httpx.post(generate, json={"text_input": "hello"})  # five of twenty are left
@@ -104,7 +104,7 @@ def test_a_model_is_made_to_report_its_tokens_and_the_next_request_pays(server: 
     assert 'headrace_quotas_in_flight{principal="anonymous"} 0' in page
 
 
-def test_a_bucket_of_tokens_may_go_negative_and_fills_by_its_rate(tmp_path: Path) -> None:
+def test_a_token_bucket_may_go_into_debt_and_fills_at_its_rate(tmp_path: Path) -> None:
     filed = Filed(tmp_path, {"defaults": {"output_tokens_per_minute": 60, "output_tokens_burst": 10}})
     (caller,) = filed.ask()
     use = filed.made.table.uses["alice", "m"]

@@ -30,7 +30,7 @@ def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[tup
     }
 
 
-def test_models_that_do_not_go_together_are_told_without_a_load(
+def test_incompatible_models_are_reported_without_a_load(
     write: Write, unloaded: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("one", identity())
@@ -51,7 +51,7 @@ def test_models_that_do_not_go_together_are_told_without_a_load(
     assert problems["first"][0][2] == "circular dependency between ensembles: first -> ... -> second -> first"
 
 
-def test_a_model_whose_config_leaves_out_too_much_is_not_judged_until_it_is_loaded(
+def test_a_model_with_an_incomplete_config_is_checked_at_its_load(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("one", 'backend: "onnxruntime"')
@@ -61,7 +61,7 @@ def test_a_model_whose_config_leaves_out_too_much_is_not_judged_until_it_is_load
     assert "ensemble 'e' depends on 'one' which has no loaded version" in problem[2]
 
 
-def test_the_directory_of_an_ensemble_alone_is_checked_with_what_it_needs(
+def test_the_directory_of_an_ensemble_is_checked_with_its_models(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("one", identity())

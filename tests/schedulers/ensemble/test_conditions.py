@@ -45,7 +45,7 @@ def flag(*rows: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("says", "runs", "given", "written"), [(True, "one", "p", "u"), (False, "other", "q", "v")])
-def test_a_step_runs_only_if_its_condition_holds_and_who_can_do_without_its_outputs_does(
+def test_a_step_runs_only_if_its_condition_holds_and_its_outputs_may_be_optional(
     says: bool, runs: str, given: str, written: str
 ) -> None:
     async def scenario() -> None:
@@ -62,7 +62,7 @@ def test_a_step_runs_only_if_its_condition_holds_and_who_can_do_without_its_outp
     run_scenario(scenario)
 
 
-def test_a_response_without_an_output_is_noted_in_tritons_words(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_response_without_an_output_is_logged_as_by_triton(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "headrace.ensemble")
 
     async def scenario() -> None:
@@ -79,7 +79,7 @@ def test_a_response_without_an_output_is_noted_in_tritons_words(caplog: pytest.L
     ]
 
 
-def test_an_output_that_was_asked_for_by_name_and_that_nobody_wrote_is_an_error_that_says_why() -> None:
+def test_a_requested_output_of_a_skipped_step_is_an_error_with_the_reason() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(EITHER, MODELS)
         caller = simulator.send({"x": ROW}, ["u", "y"])
@@ -97,7 +97,7 @@ def test_an_output_that_was_asked_for_by_name_and_that_nobody_wrote_is_an_error_
     run_scenario(scenario)
 
 
-def test_who_needs_the_outputs_of_a_step_that_does_not_run_does_not_run_either_however_long_the_chain() -> None:
+def test_steps_after_a_skipped_step_are_skipped() -> None:
     count = 400
 
     async def scenario() -> None:
@@ -115,7 +115,7 @@ def test_who_needs_the_outputs_of_a_step_that_does_not_run_does_not_run_either_h
     run_scenario(scenario)
 
 
-def test_rows_that_do_not_agree_are_an_error_and_an_integer_counts_as_true() -> None:
+def test_rows_with_different_conditions_are_an_error_and_integers_count_as_booleans() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(EITHER, MODELS)
         caller = simulator.send({"x": np.ones((2, 1), np.float32)})
@@ -134,7 +134,7 @@ def test_rows_that_do_not_agree_are_an_error_and_an_integer_counts_as_true() -> 
     run_scenario(scenario)
 
 
-def test_an_input_may_be_the_condition_and_one_that_is_not_given_says_no() -> None:
+def test_an_input_may_be_the_condition_and_a_missing_one_is_false() -> None:
     async def scenario() -> None:
         config = ensemble([step("one", "a=x", "b=y"), step("one", "a=y", "b=z")], outputs="y z", dims="1")
         config += tensors("input", "f?", "1", "BOOL") + when("1", "f")
@@ -176,7 +176,7 @@ def test_an_input_may_be_the_condition_and_one_that_is_not_given_says_no() -> No
         ),
     ],
 )
-def test_a_condition_that_makes_no_sense_is_refused(more: str, said: str) -> None:
+def test_an_invalid_condition_is_refused(more: str, said: str) -> None:
     async def scenario() -> None:
         config = EITHER.partition("parameters")[0] + more
         with pytest.raises(ConfigError) as refusal:

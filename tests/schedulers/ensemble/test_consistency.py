@@ -124,9 +124,7 @@ def refusal(config: str) -> ConfigError:
         ),
     ],
 )  # fmt: skip
-def test_models_that_do_not_go_together_are_refused_by_step_tensor_and_both_sides(
-    config: str, said: str, field: str
-) -> None:
+def test_incompatible_models_are_refused_with_step_tensor_and_both_sides(config: str, said: str, field: str) -> None:
     error = refusal(config)
     assert error.message.startswith(said)
     assert error.field.removeprefix("ensemble_scheduling.") == field
@@ -145,7 +143,7 @@ def test_models_that_do_not_go_together_are_refused_by_step_tensor_and_both_side
         (ensemble([step("one", "a=x", "b=y")], more=DECOUPLED), False),
     ],
 )
-def test_what_goes_together_is_served_and_is_decoupled_only_if_a_step_is(config: str, is_decoupled: bool) -> None:
+def test_compatible_models_are_served_and_decoupled_only_if_a_step_is(config: str, is_decoupled: bool) -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(config, MODELS)
         assert simulator.config.model_transaction_policy.decoupled is is_decoupled

@@ -101,7 +101,7 @@ def needed(nodes: list[Node], outputs: list[str]) -> set[str]:
 
 @settings(deadline=None, max_examples=150)
 @given(graphs(), st.data())
-def test_a_graph_gives_what_its_steps_one_by_one_give_and_runs_each_as_soon_as_it_can(
+def test_a_graph_equals_its_steps_one_by_one_and_runs_each_as_early_as_possible(
     graph: tuple[list[Node], list[str], list[str]], data: st.DataObject
 ) -> None:
     nodes, inputs, outputs = graph
@@ -138,7 +138,7 @@ def end(simulator: EnsembleSimulator, nodes: list[Node], data: st.DataObject) ->
 
 @settings(deadline=None, max_examples=100)
 @given(graphs(), st.data())
-def test_who_leaves_at_any_moment_is_told_once_and_everything_that_runs_for_him_is_cancelled(
+def test_a_cancelled_request_is_answered_once_and_its_calls_are_cancelled(
     graph: tuple[list[Node], list[str], list[str]], data: st.DataObject
 ) -> None:
     nodes, inputs, outputs = graph
@@ -164,7 +164,7 @@ def test_who_leaves_at_any_moment_is_told_once_and_everything_that_runs_for_him_
 
 @settings(deadline=None, max_examples=100)
 @given(graphs(), st.data())
-def test_the_first_error_is_told_once_when_nothing_runs_any_more(
+def test_the_first_error_is_answered_once_after_the_last_step(
     graph: tuple[list[Node], list[str], list[str]], data: st.DataObject
 ) -> None:
     nodes, inputs, outputs = graph
@@ -193,7 +193,7 @@ def test_the_first_error_is_told_once_when_nothing_runs_any_more(
     run_scenario(scenario)
 
 
-def test_a_step_that_is_refused_is_an_error_of_the_ensemble() -> None:
+def test_a_refused_step_is_an_error_of_the_ensemble() -> None:
     async def scenario() -> None:
         steps = [step("one", "a=x", "b=y"), step("one", "a=x", "b=z")]
         simulator = EnsembleSimulator(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
@@ -212,7 +212,7 @@ def test_a_step_that_is_refused_is_an_error_of_the_ensemble() -> None:
 CHAIN = ensemble([step("one", "a=x", "b=m"), step("one", "a=m", "b=y")], dims="1")
 
 
-def test_tensors_go_from_step_to_step_uncopied_and_are_let_go_once_nobody_reads_them() -> None:
+def test_tensors_pass_between_steps_uncopied_and_are_freed_after_the_last_reader() -> None:
     async def scenario() -> None:
         steps = [step("one", "a=x", "b=m"), step("one", "a=m", "b=n"), step("one", "a=n", "b=y")]
         simulator = EnsembleSimulator(ensemble(steps, dims="1"), {"one": model("a", "b")})
@@ -235,7 +235,7 @@ def test_tensors_go_from_step_to_step_uncopied_and_are_let_go_once_nobody_reads_
     run_scenario(scenario)
 
 
-def test_what_the_caller_says_goes_to_every_step() -> None:
+def test_request_fields_reach_every_step() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
         said: dict[str, Any] = {
@@ -251,7 +251,7 @@ def test_what_the_caller_says_goes_to_every_step() -> None:
     run_scenario(scenario)
 
 
-def test_what_a_step_says_of_the_sequence_goes_on_with_its_tensors_and_to_the_caller() -> None:
+def test_sequence_parameters_of_a_step_reach_later_steps_and_the_caller() -> None:
     async def scenario() -> None:
         steps = [step("one", "a=x", "b=m"), step("one", "a=m", "b=y"), step("one", "a=x", "b=z")]
         simulator = EnsembleSimulator(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
@@ -270,7 +270,7 @@ def test_what_a_step_says_of_the_sequence_goes_on_with_its_tensors_and_to_the_ca
     run_scenario(scenario)
 
 
-def test_the_answer_says_in_which_sequence_the_request_was_and_nothing_for_one_in_none() -> None:
+def test_the_answer_has_the_sequence_of_the_request_if_any() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
         for asked, told in (
@@ -289,7 +289,7 @@ def test_the_answer_says_in_which_sequence_the_request_was_and_nothing_for_one_i
     run_scenario(scenario)
 
 
-def test_an_optional_input_that_is_not_given_is_not_given_to_the_step() -> None:
+def test_a_missing_optional_input_is_not_sent_to_the_step() -> None:
     async def scenario() -> None:
         config = ensemble([step("one", "a=x c=w", "b=y")], inputs="x w?", dims="1")
         simulator = EnsembleSimulator(config, {"one": model("a c?", "b")})
@@ -300,7 +300,7 @@ def test_an_optional_input_that_is_not_given_is_not_given_to_the_step() -> None:
     run_scenario(scenario)
 
 
-def test_a_row_is_given_to_a_model_without_a_batch_axis_without_it_and_back() -> None:
+def test_the_batch_axis_is_removed_for_a_model_without_one_and_restored() -> None:
     async def scenario() -> None:
         alone = "max_batch_size: 0 " + both("a", "b", dims="2")
         config = ensemble([step("alone", "a=x", "b=m"), step("one", "a=m", "b=y")])
@@ -319,7 +319,7 @@ def test_a_row_is_given_to_a_model_without_a_batch_axis_without_it_and_back() ->
     run_scenario(scenario)
 
 
-def test_a_model_that_gives_nothing_or_more_than_one_response_where_one_is_expected_is_an_error() -> None:
+def test_no_response_or_several_where_one_is_expected_is_an_error() -> None:
     async def scenario() -> None:
         for number in (0, 2):
             simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
@@ -334,7 +334,7 @@ def test_a_model_that_gives_nothing_or_more_than_one_response_where_one_is_expec
     run_scenario(scenario)
 
 
-def test_one_response_that_comes_before_the_end_is_the_answer() -> None:
+def test_a_response_before_the_end_is_the_answer() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(ensemble([step("one", "a=x", "b=y")], dims="1"), {"one": model("a", "b")})
         caller = simulator.send({"x": ROW})
@@ -365,7 +365,7 @@ MANY, ADD = model("a", "b c", DECOUPLED), model("p q", "s")
 
 @settings(deadline=None, max_examples=100)
 @given(st.data())
-def test_every_response_of_a_decoupled_step_goes_its_own_way_to_the_end(data: st.DataObject) -> None:
+def test_every_response_of_a_decoupled_step_runs_through_the_graph(data: st.DataObject) -> None:
     """Each of the two decoupled steps multiplies what there is; the sums are those of a plain evaluation."""
 
     async def scenario() -> None:
@@ -417,7 +417,7 @@ def test_the_last_response_carries_the_end_if_nothing_else_runs() -> None:
     run_scenario(scenario)
 
 
-def test_an_error_of_one_response_ends_the_request_once_the_others_are_through() -> None:
+def test_an_error_in_one_response_ends_the_request_after_the_others() -> None:
     async def scenario() -> None:
         config = ensemble([step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")], dims="1")
         simulator = EnsembleSimulator(config, {"many": MANY, "add": ADD})
@@ -442,7 +442,7 @@ def test_an_error_of_one_response_ends_the_request_once_the_others_are_through()
     run_scenario(scenario)
 
 
-def test_a_step_is_asked_for_so_many_items_at_a_time_and_the_others_wait_in_order() -> None:
+def test_a_step_has_a_limited_number_of_items_in_flight_and_the_rest_wait_in_order() -> None:
     async def scenario() -> None:
         steps = [step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")]
         config = ensemble(steps, dims="1").replace(
@@ -467,7 +467,7 @@ def test_a_step_is_asked_for_so_many_items_at_a_time_and_the_others_wait_in_orde
     run_scenario(scenario)
 
 
-def test_items_that_wait_for_their_turn_end_with_an_error_and_with_a_caller_who_leaves() -> None:
+def test_waiting_items_end_with_an_error_or_a_cancellation() -> None:
     async def scenario(leaves: bool) -> None:
         steps = [step("many", "a=x", "b=m c=n"), step("add", "p=m q=n", "s=y")]
         config = ensemble(steps, dims="1").replace(

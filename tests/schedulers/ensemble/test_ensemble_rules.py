@@ -164,7 +164,7 @@ def test_a_good_config_passes(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"), [pytest.param(text, message, id=name) for name, text, message in ENSEMBLES]
 )
-def test_a_bad_config_is_refused_in_the_words_of_the_rule(text: str, message: str) -> None:
+def test_a_bad_config_is_refused_with_the_broken_rule(text: str, message: str) -> None:
     problems_found = found(text)
     assert (problems_found[0].message, problems_found[0].code) == (message, Code.INVALID_ARGUMENT)
     assert {problem.message for problem in problems_found} - CONSEQUENCES - {message} == set()
@@ -201,7 +201,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("versions", [(), (1,)])
-def test_a_mistake_is_told_before_anything_else_is_missing(
+def test_a_config_error_is_reported_before_missing_parts(
     mistake: str, versions: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text, message = MISTAKES[mistake]

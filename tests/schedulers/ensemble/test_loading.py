@@ -50,7 +50,7 @@ def chain(*models: str) -> str:
     return ensemble([step(model, f"a={names[n]}", f"b={names[n + 1]}") for n, model in enumerate(models)])
 
 
-def test_a_load_by_name_that_fails_says_why_as_triton_does(write: Write, run: Run) -> None:
+def test_a_failed_load_by_name_has_the_error_of_triton(write: Write, run: Run) -> None:
     write("one", identity())
     write("e", ensemble([step("one", "a=x", "b=y")], datatype="INT32"))
     write("lost", chain("gone"))
@@ -77,7 +77,7 @@ def test_models_are_loaded_before_the_ensembles_that_need_them_however_deep(
     np.testing.assert_array_equal(np.asarray(server.infer("a_outer", {"x": ROW}).outputs["y"]), ROW)
 
 
-def test_a_load_by_name_brings_what_the_ensemble_needs(write: Write, run: Run) -> None:
+def test_a_load_by_name_loads_the_steps_of_the_ensemble(write: Write, run: Run) -> None:
     write("one", identity())
     write("inner", chain("one"))
     write("e", ensemble([step("inner", "x=x", "y=y")]))
@@ -87,7 +87,7 @@ def test_a_load_by_name_brings_what_the_ensemble_needs(write: Write, run: Run) -
     server.infer("e", {"x": ROW})
 
 
-def test_what_only_an_ensemble_needed_is_unloaded_with_it_if_that_is_asked_for(write: Write, run: Run) -> None:
+def test_models_of_only_this_ensemble_are_unloaded_with_it_on_request(write: Write, run: Run) -> None:
     for name in ("one", "two", "three"):
         write(name, identity())
     write("inner", chain("one", "three"))
@@ -116,7 +116,9 @@ def test_what_only_an_ensemble_needed_is_unloaded_with_it_if_that_is_asked_for(w
         ),
     ],
 )
-def test_an_ensemble_is_refused_with_what_it_misses(models: dict[str, str], said: str, write: Write, run: Run) -> None:
+def test_an_ensemble_is_refused_with_its_missing_models(
+    models: dict[str, str], said: str, write: Write, run: Run
+) -> None:
     write("e", chain("one", "two"))
     for name, config in models.items():
         write(name, config)
@@ -179,7 +181,7 @@ def python(write: Write, name: str, initialize: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["one", "inner"])
-def test_an_unload_of_a_step_waits_until_its_ensembles_are_loaded(
+def test_an_unload_of_a_step_waits_for_loads_of_its_ensembles(
     asked: str, write: Write, run: Run, tmp_path: Path
 ) -> None:
     """As in Triton 2.51: the load succeeds, then the step goes, and the ensemble with it."""
@@ -212,7 +214,7 @@ def test_an_unload_of_a_step_waits_until_its_ensembles_are_loaded(
     assert states(server)["slow"] == "READY"
 
 
-def test_a_step_that_unloads_another_while_it_is_loaded_does_not_wait_for_itself(write: Write, run: Run) -> None:
+def test_a_step_that_unloads_another_does_not_deadlock(write: Write, run: Run) -> None:
     write("one", identity())
     python(write, "asks", "pb_utils.unload_model('one')")
     write("e", ensemble([step("one", "a=x", "b=m"), step("asks", "a=m", "b=y")]))
@@ -222,7 +224,7 @@ def test_a_step_that_unloads_another_while_it_is_loaded_does_not_wait_for_itself
         on_loop(server, asyncio.wait_for(server.load("e"), DEADLINE_S))
 
 
-def test_an_ensemble_follows_its_models_as_they_are_unloaded_and_loaded(write: Write, run: Run) -> None:
+def test_an_ensemble_follows_loads_and_unloads_of_its_models(write: Write, run: Run) -> None:
     write("one", identity())
     write("e", chain("one"))
     server = run(load_model=("*",), **EXPLICIT)
@@ -239,7 +241,7 @@ def test_an_ensemble_follows_its_models_as_they_are_unloaded_and_loaded(write: W
     assert not server.ready_versions("e"), "who was unloaded by name does not come back by itself"
 
 
-def test_a_model_that_is_loaded_again_loses_no_request_of_the_ensemble(write: Write, run: Run) -> None:
+def test_a_reload_of_a_step_loses_no_request_of_the_ensemble(write: Write, run: Run) -> None:
     write("slow", identity() + delayed(5))
     write("one", identity())
     write("e", chain("slow", "one"))
@@ -259,7 +261,7 @@ def test_a_model_that_is_loaded_again_loses_no_request_of_the_ensemble(write: Wr
     until(server, lambda: set(server.served("one")) < set(server.served("e")[0].others))
 
 
-def test_a_server_that_stops_answers_what_its_ensembles_have(write: Write, run: Run) -> None:
+def test_a_stopping_server_answers_requests_of_ensembles(write: Write, run: Run) -> None:
     write("slow", identity() + delayed(20))
     write("one", identity())
     answers = []
@@ -273,7 +275,7 @@ def test_a_server_that_stops_answers_what_its_ensembles_have(write: Write, run: 
     assert len(answers) == 1
 
 
-def test_an_ensemble_that_does_not_fit_is_tried_again_when_its_models_have_changed_and_not_before(
+def test_a_refused_ensemble_is_retried_only_after_a_change_of_its_models(
     write: Write, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("one", "two", "three"):
@@ -292,7 +294,7 @@ def test_an_ensemble_that_does_not_fit_is_tried_again_when_its_models_have_chang
     assert server.ready_versions("three"), "a model is not kept from changing by what needs it"
 
 
-def test_ten_loads_of_a_model_under_load_lose_no_request_and_leave_nothing_behind(write: Write, run: Run) -> None:
+def test_ten_reloads_under_load_lose_no_request_and_no_memory(write: Write, run: Run) -> None:
     write("one", identity())
     write("inner", chain("one", "one"))
     write("e", ensemble([step("inner", "x=x", "y=y")]))
@@ -319,7 +321,7 @@ def test_ten_loads_of_a_model_under_load_lose_no_request_and_leave_nothing_behin
     assert not server._lifecycle._draining
 
 
-def test_a_server_that_stops_loads_no_ensemble_again(write: Write, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopping_server_reloads_no_ensemble(write: Write, run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Its steps go one after the other, and each is something that the ensemble needs."""
     write("one", identity())
     write("two", identity())

@@ -105,7 +105,9 @@ def test_requests_of_a_batch_are_stacked_on_the_device(write: Write, run: Callab
     assert COPIES == [(4, 2)]
 
 
-def test_a_step_that_takes_arrays_gets_one_and_the_others_stay(write: Write, run: Callable[..., Server]) -> None:
+def test_a_step_for_arrays_gets_a_copy_and_other_steps_the_device_tensor(
+    write: Write, run: Callable[..., Server]
+) -> None:
     write("one", played())
     write("two", played())
     write("three", identity())
@@ -133,7 +135,7 @@ def test_a_tensor_that_is_an_output_too_is_copied_once(write: Write, run: Callab
 
 
 @pytest.mark.parametrize("what", ["batch axis", "cache", "sequence"])
-def test_a_model_whose_tensors_are_read_on_the_way(what: str, write: Write, run: Callable[..., Server]) -> None:
+def test_a_model_whose_tensors_are_read_in_transit(what: str, write: Write, run: Callable[..., Server]) -> None:
     """A batch axis is added on the device. A cache and a sequence get arrays."""
     more = {"cache": "response_cache { enable: true }", "sequence": "sequence_batching {}"}.get(what, "")
     write("one", played())
@@ -199,7 +201,7 @@ REGIONS: dict[str, tuple[str, list[str], list[tuple[str, str]]]] = {
 }
 
 
-def test_cuda_regions_are_read_and_written_where_they_lie(
+def test_cuda_regions_are_read_and_written_in_place(
     write: Write, run: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, cuda_memory = pytest.importorskip("tritonclient.http"), pytest.importorskip("headrace_shm.cuda_memory")
@@ -237,7 +239,7 @@ def test_cuda_regions_are_read_and_written_where_they_lie(
         connection.unregister_cuda_shared_memory("r")
 
 
-def test_a_caller_on_the_network_gets_arrays_of_what_a_region_brings(write: Write, run: Callable[..., Server]) -> None:
+def test_a_network_caller_gets_arrays_for_tensors_in_regions(write: Write, run: Callable[..., Server]) -> None:
     """Plans for callers that take outputs on the device are not used for others."""
     write("one", played())
     write("e", ensemble(ONE))

@@ -63,7 +63,7 @@ def test_steps_on_the_loop_answer_and_count_as_on_threads(event_loop: str, write
         assert [server.served(name)[0].snapshot().executions.execution_count for name in ("one", "side")] == [5, 5]
 
 
-def test_steps_come_and_go_under_requests_and_none_is_lost(write: Write, run: Any) -> None:
+def test_loads_and_unloads_of_steps_lose_no_request(write: Write, run: Any) -> None:
     for name in ("one", "two", "three", "side"):
         write(name, looped("on"))
     write("e", ensemble(STEPS, outputs="y z"))

@@ -47,7 +47,7 @@ def test_two_models_answer_as_one(
     assert [server.served(name)[0].snapshot().success.count for name in ("one", "two", "e")] == [2, 2, 2]
 
 
-def test_a_step_refuses_a_shape_after_one_that_fitted(write: Write, run: Callable[..., Server]) -> None:
+def test_a_step_refuses_a_wrong_shape_after_a_valid_one(write: Write, run: Callable[..., Server]) -> None:
     write("one", identity(dims="-1"))
     write("three", identity("c", "d", dims="3"))
     write("e", ensemble([step("one", "a=x", "b=mid"), step("three", "c=mid", "d=y")], dims="-1"))
@@ -172,7 +172,7 @@ sequence_batching {
 """
 
 
-def test_sequences_go_through_to_the_steps_that_remember(write: Write, headrace_server: Callable[..., Server]) -> None:
+def test_sequences_reach_the_stateful_steps(write: Write, headrace_server: Callable[..., Server]) -> None:
     """As real Triton 2.51 answers the same models."""
     write("one", identity())
     write("sums", f'backend: "python" max_batch_size: 8 {both("a", "b")}{SEQUENCES}', files={"1/model.py": SUMS})
@@ -230,7 +230,7 @@ def classes(server: Server, model: str, output: str, count: int) -> list[list[by
     return found[0]
 
 
-def test_classes_have_the_labels_of_the_ensemble_or_else_of_the_model_that_gives_the_output(
+def test_classes_have_the_labels_of_the_ensemble_or_of_the_producing_model(
     write: Write, headrace_server: Callable[..., Server]
 ) -> None:
     """As real Triton 2.51 answers the same models."""
@@ -303,7 +303,7 @@ def streamed(server: Server, model: str, row: Any) -> list[list[float]]:
     return found
 
 
-def test_a_decoupled_model_is_part_of_an_ensemble_however_many_responses_it_sends(
+def test_a_decoupled_model_in_an_ensemble_may_send_any_number_of_responses(
     write: Write, headrace_server: Callable[..., Server]
 ) -> None:
     decoupled = 'backend: "python" model_transaction_policy { decoupled: true } max_batch_size: 8 '
@@ -320,7 +320,7 @@ def test_a_decoupled_model_is_part_of_an_ensemble_however_many_responses_it_send
         assert server.served(name)[0].model_queue.in_flight == 0
 
 
-def test_an_error_of_a_step_has_its_words_and_its_code_and_says_through_which_ensembles_it_came(
+def test_an_error_of_a_step_keeps_text_and_code_and_names_the_ensembles(
     write: Write, run: Callable[..., Server]
 ) -> None:
     write("one", identity())
@@ -379,7 +379,7 @@ def test_statistics_count_a_request_of_an_ensemble_as_one_execution(write: Write
     assert server.served("one")[0].snapshot().executions.inference_count == 12
 
 
-def test_the_times_of_an_ensemble_are_those_of_its_steps_added_up_without_what_they_waited(
+def test_the_times_of_an_ensemble_are_the_sums_of_its_steps_without_waits(
     write: Write, run: Callable[..., Server]
 ) -> None:
     """As real Triton 2.51 counts them. The oracle is the statistics of the steps."""
@@ -407,9 +407,7 @@ def test_the_times_of_an_ensemble_are_those_of_its_steps_added_up_without_what_t
         assert found[name].queue.ns < found[name].success.ns // 2, "what its steps waited is not its own"
 
 
-def test_callers_who_leave_at_any_time_are_told_once_and_leave_nothing_behind(
-    write: Write, run: Callable[..., Server]
-) -> None:
+def test_cancelled_callers_are_answered_once_at_any_time(write: Write, run: Callable[..., Server]) -> None:
     write("one", identity())
     write("slow", identity() + 'parameters { key: "execute_delay_ms" value { string_value: "1" } }')
     steps = [
@@ -465,9 +463,7 @@ class TritonPythonModel:
 """
 
 
-def test_an_ensemble_that_waits_for_itself_through_a_model_is_refused_with_the_way(
-    write: Write, run: Callable[..., Server]
-) -> None:
+def test_an_ensemble_in_a_cycle_is_refused_with_the_path(write: Write, run: Callable[..., Server]) -> None:
     write("asks", 'backend: "python" max_batch_size: 8 ' + both("a", "b"), files={"1/model.py": ASKS})
     write("e", ensemble([step("asks", "a=x", "b=y")]))
     server = run()
@@ -491,7 +487,7 @@ class Seen(Interceptor):
             raise Unavailable("closed")
 
 
-def test_interceptors_see_every_step_and_may_refuse_it(
+def test_every_step_passes_the_interceptors(
     write: Write, run: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builtins, "register_interceptors", hookimpl(lambda: [Seen]), raising=False)

@@ -52,7 +52,7 @@ def why(server: Server, name: str) -> str:
 
 
 @pytest.mark.parametrize("dev", [False, True], ids=["poll", "dev"])
-def test_an_ensemble_follows_what_becomes_of_its_models_and_others_are_left_alone(
+def test_an_ensemble_follows_changes_of_its_models_and_others_do_not(
     write: Write, headrace_repository: Path, dev: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("one", "two", "free"):

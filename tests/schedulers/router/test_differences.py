@@ -13,7 +13,7 @@ from headrace_router.differences import Difference, Tolerance, compare, differen
 EXACT = Tolerance(0, 0)
 
 
-def test_numbers_differ_as_numpy_says() -> None:
+def test_numbers_differ_as_in_numpy() -> None:
     random = np.random.default_rng(1)
     expected = random.normal(size=(50, 20)).astype(np.float32)
     found = expected + random.normal(scale=1e-3, size=expected.shape).astype(np.float32)
@@ -37,7 +37,7 @@ def test_numbers_differ_as_numpy_says() -> None:
         ([], [], 0, 0),
     ],
 )
-def test_values_that_are_no_finite_numbers(expected: Any, found: Any, beyond: int, largest: float) -> None:
+def test_infinite_and_nan_values_are_counted(expected: Any, found: Any, beyond: int, largest: float) -> None:
     made = difference(np.array(expected, np.float32), np.array(found, np.float32), EXACT)
     assert (made.elements, made.beyond, made.largest) == (len(expected), beyond, largest)
     assert 0 <= made.relative <= 2 * len(expected)
@@ -66,7 +66,7 @@ def test_strings_are_equal_or_not() -> None:
     assert difference(expected, expected, Tolerance()) == Difference(3, 0, 0.0, 0.0)
 
 
-def test_another_shape_type_or_nothing_differs_everywhere() -> None:
+def test_another_shape_or_type_or_no_output_differs_everywhere() -> None:
     row = np.ones((2, 3), np.float32)
     for found in (None, np.ones((3, 2), np.float32), np.ones(6, np.float32)):
         assert difference(row, found, Tolerance()) == Difference(6, 6, 6.0, 0.0)

@@ -62,7 +62,7 @@ OVER = pytest.mark.parametrize("ask", [over_http, over_grpc, over_stream])
 
 
 @OVER
-def test_a_header_decides(ask: Callable[..., str], server: Server) -> None:
+def test_a_header_chooses_the_target(ask: Callable[..., str], server: Server) -> None:
     for _ in range(2):
         assert ask(server, "r", {}) == "m:1 by weights"
         assert ask(server, "r", {"x-canary": "yes"}) == "m:2 by rule"
@@ -81,7 +81,7 @@ def test_a_program_has_no_headers(server: Server) -> None:
     assert server.infer("r", {"x": ROW}).parameters["headrace_target"] == "m:1"
 
 
-def test_without_the_flag_such_a_router_is_not_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_the_flag_a_router_with_headers_is_not_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     repository = tmp_path_factory.mktemp("models")
     write(repository, "m", identity())
     write(repository, "r", router("m = 1", sticky="header:x-user"))

@@ -67,7 +67,7 @@ def until_loaded_again(server: Server, name: str, before: object) -> None:
         (router("m = 1", 'input { name: "x" data_type: TYPE_INT32 dims: [-1] }'), "input 'x' is TYPE_INT32 [-1], and"),
     ],
 )
-def test_a_router_that_is_wrong_is_not_loaded_and_disturbs_nobody(
+def test_a_wrong_router_is_not_loaded_and_affects_no_other_model(
     text: str, why: str, server: Server, repository: Path
 ) -> None:
     write(repository, "r2", router("r = 1"))
@@ -79,7 +79,7 @@ def test_a_router_that_is_wrong_is_not_loaded_and_disturbs_nobody(
     np.testing.assert_array_equal(np.asarray(server.infer("m", {"x": ROW}).outputs["y"]), ROW)
 
 
-def test_a_load_brings_the_targets(server: Server, repository: Path) -> None:
+def test_a_load_loads_the_targets(server: Server, repository: Path) -> None:
     write(repository, "late", identity())
     write(repository, "first", router("m = 1, late = 1"))
     load(server, "first")
@@ -109,7 +109,7 @@ def test_changed_weights_outlive_a_load_until_the_config_changes(server: Server,
     assert targets(server, "kept", 5) == {"one": 5}
 
 
-def test_a_change_that_was_made_for_other_targets_is_not_applied(server: Server, repository: Path) -> None:
+def test_a_change_for_other_targets_is_not_applied(server: Server, repository: Path) -> None:
     """As by a worker that still serves the router's former config."""
     write(repository, "moved", router("m = 3"))
     load(server, "moved")
@@ -132,7 +132,7 @@ def test_two_servers_of_one_process_do_not_mix(server: Server, repository: Path,
         assert call(server, "GET", "/v2/models/both/traffic")[1]["targets"][0]["weight"] == 1
 
 
-def test_check_finds_the_same_without_a_load(tmp_path: Path) -> None:
+def test_check_finds_the_same_errors_without_a_load(tmp_path: Path) -> None:
     write(tmp_path, "a", identity())
     write(tmp_path, "b", identity(datatype="INT32"))
     write(tmp_path, "good", router("a = 1"))

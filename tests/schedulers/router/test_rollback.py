@@ -39,7 +39,7 @@ def window(requests: int, errors: int = 0, ms: int = 1) -> SlidingWindow:
         (window(0), window(0), False),
     ],
 )
-def test_the_rule(target: SlidingWindow, baseline: SlidingWindow, is_back: bool) -> None:
+def test_the_signature_rule_is_applied(target: SlidingWindow, baseline: SlidingWindow, is_back: bool) -> None:
     rule = RollbackRule(max_error_rate=0.1, max_p99_ratio=2)
     assert bool(rule.why(target.total(S), baseline.total(S))) == is_back
     assert not RollbackRule().why(target.total(S), baseline.total(S))
@@ -49,7 +49,7 @@ def targets(simulator: RouterSimulator, count: int = 20) -> set[str]:
     return {simulator.serve().target for _ in range(count)}
 
 
-def test_a_target_that_fails_loses_its_requests_and_does_not_get_them_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_target_gets_no_requests_after_its_rollback(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 50, b = 50", max_error_rate=0.2, min_requests=20))
         callers: list[Caller] = []
@@ -92,7 +92,7 @@ def test_a_slow_target_is_rolled_back_against_the_baseline() -> None:
     run_scenario(scenario)
 
 
-def test_a_target_that_hangs_is_found_by_its_callers_who_leave() -> None:
+def test_a_hanging_target_is_detected_by_its_cancelled_callers() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 50, b = 50", max_p99_ratio=3, min_requests=20))
         for _ in range(100):
@@ -109,7 +109,7 @@ def test_a_target_that_hangs_is_found_by_its_callers_who_leave() -> None:
     run_scenario(scenario)
 
 
-def test_a_baseline_that_is_as_bad_keeps_everything() -> None:
+def test_nothing_is_rolled_back_if_the_baseline_is_as_bad() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 50, b = 50", max_error_rate=0.2, min_requests=20))
         for _ in range(200):
@@ -119,7 +119,7 @@ def test_a_baseline_that_is_as_bad_keeps_everything() -> None:
     run_scenario(scenario)
 
 
-def test_what_a_caller_cancels_is_no_error() -> None:
+def test_a_cancelled_request_is_no_error_of_the_target() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1, b = 9", max_error_rate=0, min_requests=20))
         for _ in range(100):
@@ -130,7 +130,7 @@ def test_what_a_caller_cancels_is_no_error() -> None:
     run_scenario(scenario)
 
 
-def test_rules_and_keys_of_a_target_that_is_rolled_back_go_to_the_baseline() -> None:
+def test_rules_and_keys_of_a_rolled_back_target_go_to_the_baseline() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(
             router(

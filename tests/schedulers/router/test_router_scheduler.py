@@ -18,7 +18,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 1000000 }"
 
 
-def test_the_request_reaches_the_target_as_it_is() -> None:
+def test_the_request_reaches_the_target_unchanged() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a:3 = 1"))
         caller = simulator.send(id="7", parameters={"beta": True}, priority=2, timeout_us=9, callers=("e",))
@@ -53,7 +53,7 @@ def test_an_error_reaches_the_caller_unchanged() -> None:
     run_scenario(scenario)
 
 
-def test_a_caller_that_leaves_takes_its_request_along() -> None:
+def test_cancelling_a_request_cancels_its_call_of_the_target() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1"))
         gone, stays = simulator.send(), simulator.send()
@@ -68,7 +68,7 @@ def test_a_caller_that_leaves_takes_its_request_along() -> None:
     run_scenario(scenario)
 
 
-def test_every_response_of_a_decoupled_target_is_passed_on() -> None:
+def test_every_response_of_a_decoupled_target_is_forwarded() -> None:
     async def scenario() -> None:
         decoupled = identity(more=DECOUPLED)
         simulator = RouterSimulator(router("a = 1, b = 0"), {"a": decoupled, "b": decoupled})
@@ -88,7 +88,7 @@ def test_every_response_of_a_decoupled_target_is_passed_on() -> None:
     run_scenario(scenario)
 
 
-def test_weights_that_are_set_again_and_again_are_kept() -> None:
+def test_repeated_changes_of_weights_are_applied() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1, b = 1"))
         found = []
@@ -157,7 +157,7 @@ def test_a_sequence_stays_with_the_target_that_got_its_start() -> None:
     run_scenario(scenario)
 
 
-def test_sequences_that_never_end_are_forgotten() -> None:
+def test_sequences_without_an_end_expire() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1"), {"a": identity(more=SEQUENCES)})
         for name in range(1, 1001):
@@ -185,7 +185,7 @@ def test_sequences_of_targets_without_state_follow_the_sticky_key() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"beta": "x"}])
-def test_a_request_names_the_outputs_that_the_router_has(parameters: dict[str, str]) -> None:
+def test_a_request_may_name_only_outputs_of_the_router(parameters: dict[str, str]) -> None:
     async def scenario() -> None:
         more = identity() + 'output { name: "extra" data_type: TYPE_FP32 dims: [1] }'
         simulator = RouterSimulator(router("a = 1, b = 0", rules="parameter:beta -> b"), {"b": more})

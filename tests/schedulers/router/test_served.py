@@ -68,7 +68,7 @@ def test_a_router_answers_as_its_targets_do(over: Any, server: Server) -> None:
     assert given.to_objects().tolist() == [[b"a", "ü".encode()]]  # type: ignore[union-attr]
 
 
-def test_the_stock_clients_see_a_model_like_any_other(server: Server) -> None:
+def test_the_stock_clients_use_it_like_any_model(server: Server) -> None:
     http = httpclient.InferenceServerClient(f"127.0.0.1:{server.options.http_port}")
     grpc = grpcclient.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}")
     metadata = http.get_model_metadata("split")
@@ -104,7 +104,7 @@ def test_a_key_stays_with_its_target(server: Server) -> None:
     assert len(targets(server, "sticky", 10)) == 2, "requests without the key follow the weights"
 
 
-def test_rules_come_before_weights(server: Server) -> None:
+def test_rules_take_precedence_over_weights(server: Server) -> None:
     assert targets(server, "ruled", 5) == {"m:1": 5}
     assert targets(server, "ruled", 2, beta=True) == targets(server, "ruled", 2, beta="true") == {"m:2": 2}
     assert targets(server, "ruled", 2, beta=False) == {"m:1": 2}
@@ -164,7 +164,7 @@ def test_weights_change_without_a_load(server: Server) -> None:
         (" " * 70_000, "the body has 70000 bytes; the limit is 65536"),
     ],
 )
-def test_a_change_that_is_wrong_changes_nothing(body: str, why: str, server: Server) -> None:
+def test_a_wrong_change_changes_nothing(body: str, why: str, server: Server) -> None:
     status, told = call(server, "PUT", "/v2/models/split/traffic", body)
     assert status == 400
     assert why in told["error"]
@@ -185,7 +185,7 @@ def over_grpc(server: Server, method: str, **given: Any) -> dict[str, Any]:
         return found
 
 
-def test_grpc_says_and_does_the_same(server: Server) -> None:
+def test_grpc_has_the_same_answers_and_effects(server: Server) -> None:
     expected = call(server, "GET", "/v2/models/sticky/traffic")[1]
     assert over_grpc(server, "Read", model="sticky") == expected
     assert over_grpc(server, "Read", model="sticky", version="1") == expected

@@ -62,7 +62,7 @@ def test_a_copy_is_sent_after_the_answer_and_compared() -> None:
     run_scenario(scenario)
 
 
-def test_a_shadow_that_fails_or_refuses_disturbs_nobody() -> None:
+def test_a_failing_shadow_affects_no_caller() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1", shadow="b = 1", max_error_rate=0, min_requests=1))
         first = simulator.serve()
@@ -116,7 +116,7 @@ def test_the_fraction_is_exact_and_may_change() -> None:
     run_scenario(scenario)
 
 
-def test_copies_in_flight_are_bounded_and_the_rest_is_counted() -> None:
+def test_copies_in_flight_are_limited_and_dropped_ones_counted() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         shadow_of(simulator).limit = 3
@@ -160,7 +160,7 @@ def test_a_shadow_that_is_a_target_is_not_compared_with_itself() -> None:
     run_scenario(scenario)
 
 
-def test_closing_cancels_what_is_on_its_way() -> None:
+def test_close_cancels_calls_in_flight() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         simulator.serve()
@@ -186,7 +186,7 @@ def test_closing_cancels_what_is_on_its_way() -> None:
         (BytesTensor(bytearray(4), (1,)), False),
     ],
 )
-def test_inputs_in_memory_that_may_change_are_copied(tensor: Any, is_kept: bool) -> None:
+def test_inputs_in_mutable_memory_are_copied(tensor: Any, is_kept: bool) -> None:
     fixed = _fixed(tensor)
     assert (fixed is tensor) == is_kept
     assert fixed.shape == tensor.shape
@@ -206,7 +206,7 @@ def test_a_caller_may_reuse_its_memory_after_the_answer() -> None:
     run_scenario(scenario)
 
 
-def test_outputs_that_are_views_of_such_memory_are_copied_too() -> None:
+def test_outputs_that_view_mutable_memory_are_copied() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         mine = ROW.copy()
@@ -242,7 +242,7 @@ def test_outputs_that_are_views_of_such_memory_are_copied_too() -> None:
         ),
     ],
 )
-def test_a_shadow_that_does_not_fit(text: str, of: dict[str, str], why: str) -> None:
+def test_a_shadow_that_does_not_fit_is_refused(text: str, of: dict[str, str], why: str) -> None:
     async def scenario() -> None:
         with pytest.raises(ConfigError, match=r"router 'r': ") as caught:
             RouterSimulator(text, of)

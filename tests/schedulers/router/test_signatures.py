@@ -65,7 +65,7 @@ def test_tensors_in_the_config_are_checked() -> None:
         ("max_batch_size: 9 ", "max_batch_size", "allows maximum batch size 9, but its targets allow 8"),
     ],
 )
-def test_a_config_that_contradicts_the_targets(more: str, field: str, why: str) -> None:
+def test_a_config_that_contradicts_the_targets_is_refused(more: str, field: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         completed(router("a = 1", more), a=identity())
     assert caught.value.message.startswith("router 'r'")
@@ -73,7 +73,7 @@ def test_a_config_that_contradicts_the_targets(more: str, field: str, why: str) 
     assert caught.value.field == field
 
 
-def test_an_input_that_is_left_out() -> None:
+def test_a_missing_optional_input_is_allowed() -> None:
     two = identity() + 'input { name: "z" data_type: TYPE_INT32 dims: [1] }'
     with pytest.raises(ConfigError, match="input 'z' of target 'a' is missing; leave out input to have those of the"):
         completed(router("a = 1", tensors()), a=two)
@@ -93,7 +93,7 @@ def test_an_input_that_is_left_out() -> None:
         (identity().replace('"y"', '"other"'), "output 'y' is missing in 'b' and TYPE_FP32 [-1] in 'a'"),
     ],
 )
-def test_targets_that_do_not_fit_together(model: str, why: str) -> None:
+def test_incompatible_targets_are_refused(model: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         completed(router("a = 1, b = 1"), a=identity(), b=model)
     assert caught.value.message.startswith("router 'r': target 'b' cannot stand for 'a': ")

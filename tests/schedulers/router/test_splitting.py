@@ -24,7 +24,7 @@ def test_every_run_of_requests_is_split_by_the_weights(weights: tuple[float, ...
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 8])
-def test_a_client_that_repeats_a_pattern_has_each_part_of_it_split(every: int) -> None:
+def test_each_part_of_a_repeated_pattern_is_split(every: int) -> None:
     split = Split(("a", "b"), (1, 1))
     chosen = [split.next() for _ in range(10_000)]
     for first in range(every):
@@ -32,7 +32,7 @@ def test_a_client_that_repeats_a_pattern_has_each_part_of_it_split(every: int) -
         assert abs(sum(part) - len(part) / 2) < 10, (every, first)
 
 
-def test_a_change_of_weights_goes_on_where_the_sequence_is() -> None:
+def test_a_change_of_weights_continues_the_split() -> None:
     one = Split(LABELS, (1, 1, 1))
     for _ in range(1000):
         one.next()
@@ -76,13 +76,13 @@ def test_a_target_without_weight_gets_no_key() -> None:
     assert {split.of_key(str(number)) for number in range(1000)} == {1}
 
 
-def test_weights_near_zero_leave_a_target_without_weight_empty() -> None:
+def test_weights_near_zero_give_nothing_to_a_target_without_weight() -> None:
     split = Split(LABELS, (0, 1e-320, 0))  # a draw over such a weight is infinite
     assert {split.of_key(f"user-{number}") for number in range(50)} == {1}
     assert {split.next() for _ in range(50)} == {1}
 
 
-def test_a_key_that_is_asked_again_is_not_hashed_again_unless_it_is_long() -> None:
+def test_a_repeated_key_is_hashed_once_unless_it_is_long() -> None:
     split = Split(LABELS, (70, 20, 10))
     for key in ("ada", "ada", "x" * 128, "x" * 128, "y" * 129, "y" * 129):
         assert split.of_key(key) == Split(LABELS, (70, 20, 10)).of_key(key)

@@ -13,7 +13,7 @@ from .conftest import config, router
 GOOD = "a = 1, b = 2"
 
 
-def test_all_parameters_together() -> None:
+def test_all_parameters_are_read_together() -> None:
     table = read_table(
         config(
             router(
@@ -59,7 +59,7 @@ def test_all_parameters_together() -> None:
         (", ".join(f"m{n} = 1" for n in range(65)), "65 targets; the limit is 64"),
     ],
 )
-def test_wrong_targets(targets: str, why: str) -> None:
+def test_wrong_targets_are_refused(targets: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_table(config(router(targets)))
     shown = f"is '{targets[:60]}{'...' if len(targets) > 60 else ''}'" if targets else "is empty"
@@ -82,7 +82,7 @@ def test_wrong_targets(targets: str, why: str) -> None:
         ("rules", "sequence -> b", "'sequence' names no place in a request"),
     ],
 )
-def test_other_parameters_that_are_wrong(name: str, value: str, why: str) -> None:
+def test_other_wrong_parameters_are_refused(name: str, value: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_table(config(router(GOOD, **{name: value})))
     assert f"router 'r': parameter 'scheduler.{name}' " in caught.value.message
@@ -90,7 +90,7 @@ def test_other_parameters_that_are_wrong(name: str, value: str, why: str) -> Non
     assert caught.value.field == f"parameters['scheduler.{name}']"
 
 
-def test_every_parameter_that_is_wrong_is_listed() -> None:
+def test_every_wrong_parameter_is_listed() -> None:
     targets, sticky, rules = (f"parameters['scheduler.{name}']" for name in ("targets", "sticky", "rules"))
     for text, fields in (("a = 1", [sticky, rules]), ("a", [targets, sticky])):
         wrong = table_problems(config(router(text, sticky="user", rules="b")))
@@ -98,6 +98,6 @@ def test_every_parameter_that_is_wrong_is_listed() -> None:
     assert table_problems(config(router("a = 1"))) == []
 
 
-def test_a_table_without_targets() -> None:
+def test_a_table_without_targets_is_empty() -> None:
     with pytest.raises(ConfigError, match=r"parameter 'scheduler.targets' is empty: expected targets"):
         read_table(config('parameters { key: "scheduler" value { string_value: "router" } }'))

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 
-def test_the_span_of_a_router_names_the_target_whose_span_is_in_it(
-    serve: Callable[..., Headrace], tmp_path: Path
-) -> None:
+def test_the_span_of_a_router_contains_and_names_the_target(serve: Callable[..., Headrace], tmp_path: Path) -> None:
     write(tmp_path, "m", identity(more="version_policy { all { } }"), (1, 2))
     write(tmp_path, "r", router("m:1 = 1, m:2 = 0", rules="parameter:beta -> m:2", shadow="m:2 = 1"))
     with collecting() as collector:

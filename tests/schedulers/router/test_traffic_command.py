@@ -70,18 +70,20 @@ def test_set_changes_weights_and_the_shadow(server: Server, capsys: pytest.Captu
         (("set", "canary", "--shadow", "2"), "the fraction is 2.0; expected a number from 0 to 1"),
     ],
 )
-def test_what_is_refused(words: tuple[str, ...], why: str, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_requests_are_refused(
+    words: tuple[str, ...], why: str, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(server, *words) == 1
     assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("set", "canary", "m"), ("set", "canary", "=1"), ("set", "canary", "m=x"), ("put",)])
-def test_words_that_are_none(words: tuple[str, ...]) -> None:
+def test_invalid_values_are_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit):
         TrafficCommand().parse(words)
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     command = TrafficCommand()
     assert command.run(command.parse(["show", "canary", "--url", "http://127.0.0.1:9"])) == 1
     assert "cannot ask http://127.0.0.1:9 about 'canary'" in capsys.readouterr().err

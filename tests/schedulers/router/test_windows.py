@@ -31,7 +31,7 @@ def test_percentiles_are_right_to_a_sixteenth(share: float) -> None:
     assert expected <= window.total(50 * S).percentile_ns(share) <= expected * 1.07
 
 
-def test_what_is_older_than_the_window_does_not_count() -> None:
+def test_values_older_than_the_window_do_not_count() -> None:
     window = SlidingWindow(12 * S)
     window.add(0, 5, True)
     window.add(6 * S, 5, False)

@@ -52,7 +52,7 @@ def test_direct_gives_four_sequences_a_slot_and_a_freed_one_to_the_backlog() -> 
     run_scenario(scenario)
 
 
-def test_direct_tells_by_start_and_ready_which_slots_begin_and_which_have_a_request() -> None:
+def test_direct_sets_start_and_ready_of_each_slot() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(f"{IDLE} direct {{ }}", rows=2, controls=START + READY)
         (instance,) = simulator.instances
@@ -100,7 +100,7 @@ def test_oldest_forms_batches_of_the_oldest_and_never_has_two_of_one_sequence() 
     run_scenario(scenario)
 
 
-def test_the_last_two_of_a_sequence_are_not_batched_together_though_nobody_else_has_any() -> None:
+def test_two_requests_of_one_sequence_are_never_batched_together() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(f"{IDLE} oldest {{ max_candidate_sequences: 4 }}", rows=2, controls=CORRID)
         simulator.send_words("1S", "2S", "1E", "4S", "2E", "4", "4E")

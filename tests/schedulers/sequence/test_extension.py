@@ -7,7 +7,7 @@ from pathlib import Path
 from headrace import Server
 
 
-def test_sequence_is_among_the_extensions_where_its_scheduler_is_installed(tmp_path: Path) -> None:
+def test_the_scheduler_announces_the_extension_sequence(tmp_path: Path) -> None:
     with Server(tmp_path, model_control_mode="explicit", plugins=()) as server:
         without = server.metadata().extensions
     with Server(tmp_path, model_control_mode="explicit", plugins=("headrace-sequence",)) as server:

@@ -18,9 +18,7 @@ CONFIG = """backend: "identity" sequence_batching { }
 input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
 
 
-def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_runs_until_enough_requests_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/config.pbtxt").write_text(CONFIG)
     monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
@@ -56,7 +54,7 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_a_client_sees_the_batches_that_held_requests_become(
+def test_a_client_gets_the_batches_of_held_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """They are those of a real Triton 2.51 with ``direct``. With ``oldest``, Triton waits for ever, because its batcher

@@ -31,7 +31,7 @@ def given(*values: Any) -> list[InferResponse]:
     return [InferResponse({"t": np.array([value], np.float32)}) for value in values]
 
 
-def test_each_sequence_has_its_own_and_a_slot_without_a_request_has_zeros() -> None:
+def test_each_sequence_has_its_own_state_and_an_empty_slot_zeros() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }" + STATE.format(1, ""), rows=3)
         first, *_ = simulator.send_words("1S", "2S", "3S")
@@ -55,7 +55,7 @@ def test_each_sequence_has_its_own_and_a_slot_without_a_request_has_zeros() -> N
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_a_request_that_fails_leaves_the_state_as_it_was(strategy: str) -> None:
+def test_a_failed_request_does_not_change_the_state(strategy: str) -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(strategy + STATE.format(1, ""))
         simulator.send_words("1S", "1", "1", "1")
@@ -72,7 +72,7 @@ def test_a_request_that_fails_leaves_the_state_as_it_was(strategy: str) -> None:
     run_scenario(scenario)
 
 
-def test_an_instance_gets_nothing_until_the_states_are_there() -> None:
+def test_an_instance_gets_nothing_until_the_states_exist() -> None:
     """A thread may ask again before the event loop has heard what it gave."""
 
     async def scenario() -> None:
@@ -90,7 +90,7 @@ def test_an_instance_gets_nothing_until_the_states_are_there() -> None:
     run_scenario(scenario)
 
 
-def test_a_state_is_a_copy_of_what_the_model_gave() -> None:
+def test_a_state_is_a_copy_of_the_model_output() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }" + STATE.format(1, ""))
         simulator.send_words("1S", "1")
@@ -105,7 +105,7 @@ def test_a_state_is_a_copy_of_what_the_model_gave() -> None:
     run_scenario(scenario)
 
 
-def test_requests_whose_states_differ_in_shape_run_apart() -> None:
+def test_requests_with_states_of_different_shape_run_separately() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }" + STATE.format(-1, ""), rows=2)
         simulator.send_words("1S", "2S")
@@ -129,7 +129,7 @@ def states(text: str, directory: Path | None = None, rows: int = 2) -> States:
     return States(text_format.Parse(config, ModelConfig()), directory)
 
 
-def test_an_initial_state_is_zero_or_what_a_file_has(tmp_path: Path) -> None:
+def test_an_initial_state_is_zero_or_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state/numbers").write_bytes(np.arange(7, dtype=np.float32).tobytes())
     (tmp_path / "initial_state/words").write_bytes(b"\x02\0\0\0ab\0\0\0\0\x01\0\0\0c\x04\0\0\0more")
@@ -158,9 +158,7 @@ def test_an_initial_state_is_zero_or_what_a_file_has(tmp_path: Path) -> None:
         ("cut", "STRING", "initial_state in 'cut': string element 0 runs 3 bytes past the end of the data"),
     ],
 )
-def test_a_file_that_does_not_have_an_initial_state_is_refused(
-    file: str, kind: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_file_of_the_wrong_size_for_a_state_is_refused(file: str, kind: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     for name, content in (("short", bytes(11)), ("few", b"\x01\0\0\0a"), ("cut", b"\x05\0\0\0ab")):
         (tmp_path / "initial_state" / name).write_bytes(content)

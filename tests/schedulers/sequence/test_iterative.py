@@ -55,7 +55,7 @@ class Generator(SequenceSimulator):
 
 
 @BOTH
-def test_a_request_that_comes_meanwhile_joins_the_very_next_batch(strategy: str) -> None:
+def test_a_new_request_joins_the_next_batch(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         (a,) = simulator.generate("a", runs=4)
@@ -73,7 +73,7 @@ def test_a_request_that_comes_meanwhile_joins_the_very_next_batch(strategy: str)
 
 
 @BOTH
-def test_the_model_is_told_of_the_start_once_and_of_the_same_id_each_time(strategy: str) -> None:
+def test_the_model_gets_start_once_and_the_same_id_each_time(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         simulator.generate("a", "b", runs=3)
@@ -91,7 +91,7 @@ def test_the_model_is_told_of_the_start_once_and_of_the_same_id_each_time(strate
     run_scenario(scenario)
 
 
-def test_a_slot_between_two_that_iterate_is_nobodys_once_its_own_is_done() -> None:
+def test_a_finished_slot_between_two_iterating_ones_is_empty() -> None:
     async def scenario() -> None:
         simulator = Generator("direct { }", rows=3)
         first, middle, last = simulator.generate("a", "b", "c")
@@ -108,7 +108,7 @@ def test_a_slot_between_two_that_iterate_is_nobodys_once_its_own_is_done() -> No
     run_scenario(scenario)
 
 
-def test_with_oldest_more_candidates_than_fit_take_turns_so_that_none_starves() -> None:
+def test_with_oldest_no_candidate_starves() -> None:
     async def scenario() -> None:
         simulator = Generator("oldest { max_candidate_sequences: 4 }", rows=2)
         simulator.generate("a", "b", "c", "d", runs=100)
@@ -119,7 +119,7 @@ def test_with_oldest_more_candidates_than_fit_take_turns_so_that_none_starves() 
 
 
 @BOTH
-def test_who_waits_for_a_slot_gets_that_of_the_first_that_is_done(strategy: str) -> None:
+def test_a_waiting_sequence_gets_the_first_freed_slot(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         simulator.generate("a", runs=2)
@@ -133,7 +133,7 @@ def test_who_waits_for_a_slot_gets_that_of_the_first_that_is_done(strategy: str)
 
 
 @BOTH
-def test_the_id_is_the_callers_if_he_starts_one_and_must_be_started_each_time(strategy: str) -> None:
+def test_an_id_of_the_caller_must_be_started_each_time(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         (own,) = simulator.send_words("1S")
@@ -156,7 +156,7 @@ def test_the_id_is_the_callers_if_he_starts_one_and_must_be_started_each_time(st
 
 @BOTH
 @pytest.mark.parametrize("word", ["7S", "7SE"])
-def test_an_id_that_is_started_twice_runs_one_after_the_other(strategy: str, word: str) -> None:
+def test_two_starts_of_an_id_run_one_after_the_other(strategy: str, word: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         first, second = simulator.send_words(word, word)
@@ -171,7 +171,7 @@ def test_an_id_that_is_started_twice_runs_one_after_the_other(strategy: str, wor
 
 
 @BOTH
-def test_the_next_of_an_id_waits_though_its_instance_asks_before_the_first_is_heard_of(strategy: str) -> None:
+def test_the_next_request_of_an_id_waits_until_the_first_is_answered(strategy: str) -> None:
     """As a thread may, and as one does whose model answers later."""
 
     async def scenario() -> None:
@@ -191,7 +191,7 @@ def test_the_next_of_an_id_waits_though_its_instance_asks_before_the_first_is_he
 
 
 @BOTH
-def test_who_says_that_it_is_the_end_too_is_run_until_the_model_is_done(strategy: str) -> None:
+def test_a_request_with_start_and_end_runs_until_the_model_is_done(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         (both,) = simulator.send_words("7SE")
@@ -208,7 +208,7 @@ def test_who_says_that_it_is_the_end_too_is_run_until_the_model_is_done(strategy
 
 
 @BOTH
-def test_who_leaves_between_two_runs_is_run_no_more_and_his_slot_is_free(strategy: str) -> None:
+def test_a_request_cancelled_between_runs_frees_its_slot(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy, rows=1)
         (gone,) = simulator.generate("a", runs=100)
@@ -228,7 +228,7 @@ def test_who_leaves_between_two_runs_is_run_no_more_and_his_slot_is_free(strateg
     run_scenario(scenario)
 
 
-def test_who_leaves_while_he_waits_for_his_next_run_is_told_at_once() -> None:
+def test_a_request_cancelled_while_it_waits_for_its_next_run_is_answered_at_once() -> None:
     async def scenario() -> None:
         simulator = Generator("oldest { max_candidate_sequences: 2 }", rows=1)
         first, second = simulator.generate("a", "b", runs=100)
@@ -243,7 +243,7 @@ def test_who_leaves_while_he_waits_for_his_next_run_is_told_at_once() -> None:
 
 
 @BOTH
-def test_a_run_that_fails_ends_its_request_alone(strategy: str) -> None:
+def test_a_failed_run_ends_only_its_request(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         failing, other = simulator.generate("a", "b", runs=3)
@@ -263,7 +263,7 @@ def test_a_run_that_fails_ends_its_request_alone(strategy: str) -> None:
 
 
 @BOTH
-def test_draining_runs_what_iterates_to_its_end(strategy: str) -> None:
+def test_draining_runs_iterating_requests_to_their_end(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         simulator.generate("a", "b", runs=3)
@@ -283,7 +283,7 @@ def test_draining_runs_what_iterates_to_its_end(strategy: str) -> None:
 
 
 @BOTH
-def test_what_is_given_back_when_the_time_to_stop_is_over_is_told_so(strategy: str) -> None:
+def test_a_request_rescheduled_after_the_drain_is_unavailable(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy)
         (a,) = simulator.generate("a", runs=100)
@@ -295,7 +295,7 @@ def test_what_is_given_back_when_the_time_to_stop_is_over_is_told_so(strategy: s
     run_scenario(scenario)
 
 
-def test_the_state_goes_from_run_to_run_and_begins_anew_with_each_request() -> None:
+def test_the_state_passes_between_runs_and_restarts_with_each_request() -> None:
     state = 'state { input_name: "s" output_name: "t" data_type: TYPE_INT32 dims: [ 1 ] }'
 
     async def scenario() -> None:
@@ -317,7 +317,7 @@ def test_the_state_goes_from_run_to_run_and_begins_anew_with_each_request() -> N
     run_scenario(scenario)
 
 
-def test_a_caller_who_does_not_read_is_run_again_when_he_does_and_holds_nobody_up() -> None:
+def test_a_caller_that_does_not_read_is_paused_and_blocks_nobody() -> None:
     async def scenario() -> None:
         simulator = Generator("oldest { max_candidate_sequences: 2 }", rows=2)
         simulator.model_queue._tracker._caller_reads = True  # as of a decoupled model: callers say what they have read
@@ -363,7 +363,7 @@ def test_a_timeout_counts_in_the_backlog_and_not_between_runs() -> None:
     run_scenario(scenario)
 
 
-def test_ids_are_texts_where_the_model_takes_texts() -> None:
+def test_ids_are_texts_if_the_control_is_a_string() -> None:
     async def scenario() -> None:
         controls = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }'
         simulator = Generator("direct { }", controls=controls)
@@ -381,7 +381,7 @@ def test_ids_are_texts_where_the_model_takes_texts() -> None:
 
 
 @BOTH
-def test_nobody_can_join_a_sequence_whose_id_the_server_made(strategy: str) -> None:
+def test_no_request_joins_a_sequence_with_a_generated_id(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy, rows=4)
         (victim,) = simulator.generate("victim", runs=6)
@@ -407,7 +407,7 @@ def test_nobody_can_join_a_sequence_whose_id_the_server_made(strategy: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["INT32", "UINT32", "INT64"])
-def test_an_id_that_the_server_makes_is_whole_in_the_type_of_its_control(kind: str) -> None:
+def test_a_generated_id_fits_the_type_of_its_control(kind: str) -> None:
     async def scenario() -> None:
         controls = f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }} }}'
         simulator = Generator("direct { }", rows=16, controls=controls)
@@ -422,7 +422,7 @@ def test_an_id_that_the_server_makes_is_whole_in_the_type_of_its_control(kind: s
 
 @BOTH
 @pytest.mark.parametrize("runs", [0, 1])
-def test_who_leaves_leaves_alone_though_others_use_the_same_id(strategy: str, runs: int) -> None:
+def test_a_cancellation_affects_no_other_request_of_the_id(strategy: str, runs: int) -> None:
     """The caller that runs, or waits for its next run, and one behind it: the others are answered in full."""
 
     async def scenario() -> None:
@@ -444,7 +444,7 @@ def test_who_leaves_leaves_alone_though_others_use_the_same_id(strategy: str, ru
     run_scenario(scenario)
 
 
-def test_who_leaves_or_expires_in_the_backlog_leaves_alone_though_others_use_the_same_id() -> None:
+def test_a_cancellation_or_timeout_in_the_backlog_affects_no_other_request_of_the_id() -> None:
     async def scenario() -> None:
         simulator = Generator("direct { }", rows=1)
         (running,) = simulator.generate("a", runs=3)

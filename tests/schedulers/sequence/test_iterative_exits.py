@@ -88,7 +88,7 @@ def begun(folder: Path, callers: Mapping[str, Caller]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_who_iterates_in_a_process_that_dies_is_told_and_the_others_go_on(
+def test_an_iterating_request_in_a_crashed_process_fails_and_others_continue(
     model: str, server: Server, wait_until: Callable[..., None]
 ) -> None:
     (served,) = server.served(model)

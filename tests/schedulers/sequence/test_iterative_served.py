@@ -183,7 +183,7 @@ ALL = pytest.mark.parametrize("model", [name for name in MODELS if name != "plai
 
 
 @ALL
-def test_one_request_is_run_until_its_model_is_done_and_counts_each_time(model: str, server: Server) -> None:
+def test_one_request_runs_until_its_model_is_done_and_counts_each_run(model: str, server: Server) -> None:
     runs(server, model)
     before = server.served(model)[0].snapshot()
     told = Caller(server, model, 3, request_id="a").all()
@@ -197,7 +197,7 @@ def test_one_request_is_run_until_its_model_is_done_and_counts_each_time(model: 
 
 
 @ALL
-def test_a_request_that_comes_while_another_iterates_shares_its_batches(
+def test_a_new_request_shares_batches_with_an_iterating_one(
     model: str, server: Server, wait_until: Callable[..., None]
 ) -> None:
     (folder(server, model) / "go").unlink(missing_ok=True)
@@ -214,7 +214,7 @@ def test_a_request_that_comes_while_another_iterates_shares_its_batches(
 
 
 @ALL
-def test_a_run_that_fails_ends_its_request_and_the_next_is_served(model: str, server: Server) -> None:
+def test_after_a_failed_run_the_next_request_is_served(model: str, server: Server) -> None:
     told = Caller(server, model, 13).all()
     assert "ValueError: half way" in told[-1]
     assert told[:-1] == ([12] if "decoupled" in model else [])
@@ -222,7 +222,7 @@ def test_a_run_that_fails_ends_its_request_and_the_next_is_served(model: str, se
 
 
 @ALL
-def test_who_leaves_is_run_no_more(model: str, server: Server, wait_until: Callable[..., None]) -> None:
+def test_a_cancelled_request_is_not_run_again(model: str, server: Server, wait_until: Callable[..., None]) -> None:
     (folder(server, model) / "go").unlink(missing_ok=True)
     runs(server, model)
     leaving = Caller(server, model, 100, request_id="gone")
@@ -237,7 +237,7 @@ def test_who_leaves_is_run_no_more(model: str, server: Server, wait_until: Calla
 
 
 @pytest.mark.parametrize("model", ["direct_process", "oldest_thread"])
-def test_over_http_too_and_an_id_of_ones_own_has_to_be_started(model: str, server: Server) -> None:
+def test_over_http_an_own_id_must_be_started(model: str, server: Server) -> None:
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as client:
         ask = numbered(tritonclient.http, 3)
         for options in ({}, {"sequence_id": 77, "sequence_start": True}, {"sequence_id": 7, "sequence_start": True}):
@@ -248,7 +248,7 @@ def test_over_http_too_and_an_id_of_ones_own_has_to_be_started(model: str, serve
         assert both.as_numpy("OUT").tolist() == [[0]]
 
 
-def test_a_model_that_is_not_iterative_has_the_error_of_triton_answered(client: Any) -> None:
+def test_a_reschedule_of_a_model_that_is_not_iterative_gets_the_error_of_triton(client: Any) -> None:
     with pytest.raises(InferenceServerException) as refusal:
         client.infer("plain", numbered(tritonclient.grpc, 3))
     assert refusal.value.status() == "StatusCode.INTERNAL"
@@ -258,9 +258,7 @@ def test_a_model_that_is_not_iterative_has_the_error_of_triton_answered(client: 
     )
 
 
-def test_who_iterates_gives_back_what_it_shares_between_two_runs(
-    server: Server, wait_until: Callable[..., None]
-) -> None:
+def test_an_iterating_request_frees_its_resources_between_runs(server: Server, wait_until: Callable[..., None]) -> None:
     (folder(server, "decoupled_process") / "go").unlink(missing_ok=True)
     runs(server, "decoupled_process")
     endless = Caller(server, "decoupled_process", 100)
@@ -269,6 +267,6 @@ def test_who_iterates_gives_back_what_it_shares_between_two_runs(
     endless.leave()
 
 
-def test_a_decoupled_model_that_answers_later_does_so_without_what_it_shares(server: Server) -> None:
+def test_a_decoupled_model_that_answers_later_has_freed_its_resources(server: Server) -> None:
     callers = [Caller(server, "decoupled_later", number) for number in (1, 2)]
     assert [caller.all() for caller in callers] == [[1], [2]]

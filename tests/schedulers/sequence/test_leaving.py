@@ -16,7 +16,7 @@ STRATEGIES = [f"direct {{ }} {IDLE}", f"oldest {{ max_candidate_sequences: 2 }} 
 
 
 @pytest.mark.parametrize("batching", STRATEGIES)
-def test_sequences_under_way_end_on_the_instance_that_leaves_and_others_begin_elsewhere(batching: str) -> None:
+def test_running_sequences_end_on_the_removed_instance_and_new_ones_start_elsewhere(batching: str) -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(batching, rows=1, instances=2)
         simulator.send_words("1S", "2S")
@@ -42,7 +42,7 @@ def test_sequences_under_way_end_on_the_instance_that_leaves_and_others_begin_el
     run_scenario(scenario)
 
 
-def test_a_sequence_that_is_idle_for_too_long_keeps_its_instance_no_longer() -> None:
+def test_an_idle_sequence_frees_its_slot() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(STRATEGIES[0], rows=1, instances=2)
         simulator.send_words("1S")
@@ -56,7 +56,7 @@ def test_a_sequence_that_is_idle_for_too_long_keeps_its_instance_no_longer() -> 
     run_scenario(scenario)
 
 
-def test_those_in_the_backlog_begin_on_an_instance_that_comes() -> None:
+def test_the_backlog_starts_on_a_new_instance() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(STRATEGIES[0], rows=1)
         simulator.send_words("1S", "2SE", "3SE")
@@ -71,7 +71,7 @@ def test_those_in_the_backlog_begin_on_an_instance_that_comes() -> None:
 
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_comes_and_goes_each_sequence_runs_in_order_on_one_instance(batching: str, seed: int) -> None:
+def test_each_sequence_runs_in_order_on_one_instance(batching: str, seed: int) -> None:
     pick = random.Random(seed)
 
     async def scenario() -> None:

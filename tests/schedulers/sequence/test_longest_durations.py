@@ -32,7 +32,7 @@ POLICY = f"default_timeout_microseconds: {LONGEST} allow_timeout_override: true"
         f"sequence_batching {{ direct {{ max_queue_delay_microseconds: {LONGEST} }} }}",
     ],
 )
-def test_the_longest_duration_is_taken(
+def test_the_longest_duration_is_accepted(
     batching: str, write_model: Callable[..., Path], headrace_server: Callable[..., Server]
 ) -> None:
     write_model(f'name: "m" backend: "identity" max_batch_size: 1 {TENSORS} {batching}')

@@ -153,7 +153,7 @@ def value_of(answer: Answer) -> float:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_slots_controls_and_states_are_the_same(run_scenario: Play, strategy: str, event_loop: str) -> None:
+def test_slots_controls_and_states_are_those_of_threads(run_scenario: Play, strategy: str, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         steps = [(1, "S"), (2, "S"), (1, ""), (2, ""), (3, "S"), (1, "E"), (2, "E"), (3, "E")]
         answers = [send(server, key, place + key / 10, flags)[1] for place, (key, flags) in enumerate(steps)]
@@ -179,7 +179,7 @@ def test_slots_controls_and_states_are_the_same(run_scenario: Play, strategy: st
 
 @BOTH_WAYS
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_what_iterates_runs_until_it_is_done_beside_who_comes(
+def test_an_iterating_request_runs_to_its_end_beside_new_ones(
     run_scenario: Play, strategy: str, event_loop: str
 ) -> None:
     async def scenario(server: Server) -> None:
@@ -196,7 +196,7 @@ def test_what_iterates_runs_until_it_is_done_beside_who_comes(
 
 
 @BOTH_WAYS
-def test_who_leaves_takes_his_sequence_along_and_the_next_has_its_slot(run_scenario: Play, event_loop: str) -> None:
+def test_a_cancelled_sequence_frees_its_slot_for_the_next(run_scenario: Play, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         assert [await ask(server, key, key, "S") for key in (1, 2)] == [1, 2]
         waiting = [send(server, 3, 3, "S"), send(server, 3, 3)]
@@ -213,7 +213,7 @@ def test_who_leaves_takes_his_sequence_along_and_the_next_has_its_slot(run_scena
 
 
 @BOTH_WAYS
-def test_sequences_stay_where_they_are_while_instances_come_and_go(
+def test_sequences_keep_their_instance_while_others_are_replaced(
     run_scenario: Play, write: Callable[[str, str], None], event_loop: str
 ) -> None:
     async def scenario(server: Server) -> None:
@@ -238,7 +238,7 @@ WHERE = {"on": "event_loop", "off": "thread"}
 
 
 @BOTH_WAYS
-def test_an_unload_waits_for_what_runs_and_a_load_begins_with_none(run_scenario: Play, event_loop: str) -> None:
+def test_an_unload_waits_for_running_requests_and_a_load_starts_without(run_scenario: Play, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         assert await ask(server, 1, 5, "S") == 5
         asked = [send(server, 1, 1)[1] for _ in range(3)] + [send(server, 2, 1, "SE")[1]]

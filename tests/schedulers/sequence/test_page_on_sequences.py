@@ -77,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_the_client_of_the_page_has_its_sequence_summed_by_the_state_of_the_page(server: Server) -> None:
+def test_the_documented_client_and_state_sum_a_sequence(server: Server) -> None:
     x = tritonclient.http.InferInput("x", [1, 64], "FP32")
     x.set_data_from_numpy(np.arange(64, dtype=np.float32).reshape(1, 64))
     answers: list[list[float]] = []

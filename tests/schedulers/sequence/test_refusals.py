@@ -30,7 +30,7 @@ def refused(simulator: SequenceSimulator, *words: str, rows: int = 1, **fields: 
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_what_is_no_part_of_a_sequence_is_refused_in_the_words_of_triton(strategy: str) -> None:
+def test_a_request_outside_a_sequence_gets_the_error_of_triton(strategy: str) -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(strategy)
         two = refused(simulator, rows=2, sequence_id=1, sequence_start=True)
@@ -55,7 +55,7 @@ def test_what_is_no_part_of_a_sequence_is_refused_in_the_words_of_triton(strateg
     run_scenario(scenario)
 
 
-def test_an_id_of_the_wrong_type_begins_no_sequence() -> None:
+def test_an_id_of_the_wrong_type_starts_no_sequence() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }")
         assert refused(simulator, sequence_id="five").message == NO_START.format("five")
@@ -68,7 +68,7 @@ def test_an_id_of_the_wrong_type_begins_no_sequence() -> None:
     run_scenario(scenario)
 
 
-def test_a_text_is_at_most_128_bytes_and_no_number() -> None:
+def test_a_text_id_is_at_most_128_bytes_and_no_number() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("oldest { }", controls="")
         long = refused(simulator, sequence_id="é" * 65, sequence_start=True)
@@ -85,7 +85,7 @@ def test_a_text_is_at_most_128_bytes_and_no_number() -> None:
     run_scenario(scenario)
 
 
-def test_a_start_for_an_id_that_lives_is_warned_of_and_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_for_a_live_id_is_logged_and_restarts_it(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }")
         first = simulator.send_words("1S", "1", "1S", "1E")
@@ -100,7 +100,7 @@ def test_a_start_for_an_id_that_lives_is_warned_of_and_begins_anew(caplog: pytes
     run_scenario(scenario)
 
 
-def test_a_model_that_stops_takes_no_more_and_runs_what_it_has() -> None:
+def test_a_stopping_model_refuses_requests_and_runs_accepted_ones() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }")
         simulator.send_words("1S", "1E")
@@ -144,7 +144,7 @@ def test_a_timeout_in_the_backlog_rejects_the_whole_sequence_and_no_other() -> N
 
 @pytest.mark.parametrize("left", [0, 1, 2])
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 1 }"])
-def test_who_cancels_one_request_cancels_its_sequence_and_frees_its_slot(strategy: str, left: int) -> None:
+def test_cancelling_a_request_cancels_its_sequence_and_frees_its_slot(strategy: str, left: int) -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(strategy, rows=1)
         busy = simulator.send_words("9S")
@@ -168,7 +168,7 @@ def test_who_cancels_one_request_cancels_its_sequence_and_frees_its_slot(strateg
     run_scenario(scenario)
 
 
-def test_who_leaves_while_his_request_runs_takes_what_waits_along() -> None:
+def test_cancelling_a_running_request_cancels_the_waiting_ones_of_its_sequence() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }")
         running, waiting, other = simulator.send_words("1S", "1", "2S")
@@ -184,7 +184,7 @@ def test_who_leaves_while_his_request_runs_takes_what_waits_along() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
-def test_while_the_server_stops_a_sequence_that_has_begun_may_end_and_none_may_begin(strategy: str) -> None:
+def test_during_a_drain_started_sequences_may_end_and_none_may_start(strategy: str) -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator(strategy)
         simulator.send_words("1S")

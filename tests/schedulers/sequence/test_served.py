@@ -180,7 +180,7 @@ def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize(("model", "one", "two"), [("direct_sums", 7, 2**62 + 5), ("oldest_sums", "seven", "七")])
-def test_a_model_that_remembers_is_told_of_every_request_where_it_belongs(
+def test_a_stateful_model_gets_each_request_with_its_slot_and_controls(
     model: str, one: int | str, two: int | str, ask: Ask
 ) -> None:
     first, second = partial(ask, model, sequence_id=one), partial(ask, model, sequence_id=two)
@@ -213,15 +213,13 @@ def test_a_model_that_remembers_is_told_of_every_request_where_it_belongs(
         ("oldest_sums", "λ" * 60, "λ" * 60),
     ],
 )
-def test_an_id_is_told_in_the_type_of_its_control_with_the_bits_that_fit(
-    model: str, given: int | str, told: int | str, ask: Ask
-) -> None:
+def test_an_id_is_cast_to_the_type_of_its_control(model: str, given: int | str, told: int | str, ask: Ask) -> None:
     answer = ask(model, [1, 2], sequence_id=given, sequence_start=True, sequence_end=True)
     assert answer == ([1, 2], f"0/1 {told} 111 {given} 3")
 
 
 @pytest.mark.parametrize("model", ["direct_net", "oldest_net", "process_net"])
-def test_a_net_that_keeps_nothing_has_its_state_kept(model: str, ask: Ask) -> None:
+def test_the_server_keeps_the_state_of_a_stateless_network(model: str, ask: Ask) -> None:
     first, second = partial(ask, model, sequence_id=7), partial(ask, model, sequence_id=2**40 + 8)
     assert first([1, 2], sequence_start=True) == ([3, 4], "1 0 1 7")
     assert second([10, 20], sequence_start=True) == ([12, 22], "1 0 1 8")
@@ -232,7 +230,7 @@ def test_a_net_that_keeps_nothing_has_its_state_kept(model: str, ask: Ask) -> No
         again([0, 0], sequence_end=True)
 
 
-def test_a_state_that_is_an_output_of_the_config_is_for_those_who_ask_for_it_or_for_all(server: Server) -> None:
+def test_a_state_that_is_also_an_output_is_returned_on_request(server: Server) -> None:
     ask = partial(server.infer, "shown_net", {"x": np.ones((1, 2), np.float32)}, sequence_id=5)
     assert sorted(ask(sequence_start=True).outputs) == ["controls", "s2", "sum"]
     assert sorted(ask(outputs=("sum",)).outputs) == ["sum"]
@@ -241,7 +239,7 @@ def test_a_state_that_is_an_output_of_the_config_is_for_those_who_ask_for_it_or_
     np.testing.assert_array_equal(np.asarray(outputs["s2"]), [[5, 5]])
 
 
-def test_statistics_have_nothing_of_slots_without_a_request(server: Server) -> None:
+def test_statistics_ignore_empty_slots(server: Server) -> None:
     before = server.served("direct_net")[0].snapshot()
     ask = partial(server.infer, "direct_net", {"x": np.ones((1, 2), np.float32)})
     for number in (1, 2):
@@ -258,7 +256,7 @@ def test_statistics_have_nothing_of_slots_without_a_request(server: Server) -> N
 
 
 @pytest.mark.parametrize("model", ["counted_sums", "counted_net"])
-def test_slots_without_a_request_are_rows_of_the_execution_and_no_inferences(server: Server, model: str) -> None:
+def test_empty_slots_are_rows_of_the_execution_and_no_inferences(server: Server, model: str) -> None:
     """The figures are those of a real Triton 2.51 that was asked the same."""
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as client:
         for number, is_start in ((1, True), (2, True), (3, True), (3, False), (3, False), (1, False)):

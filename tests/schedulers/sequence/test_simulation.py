@@ -158,7 +158,7 @@ DONE = st.one_of(
 @pytest.mark.parametrize("oldest", [False, True])
 @given(done=st.lists(DONE, min_size=10, max_size=60), instances=st.integers(1, 2))
 @settings(max_examples=150)
-def test_whatever_callers_do_the_batches_are_those_of_the_simulation(
+def test_the_batches_equal_those_of_the_reference(
     oldest: bool, done: list[tuple[str, int, str]], instances: int
 ) -> None:
     run_scenario(partial(compared, oldest, done, instances))

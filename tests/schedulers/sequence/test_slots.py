@@ -14,7 +14,7 @@ from .conftest import MS, SequenceSimulator, flags_of, is_answered
 IDLE = "max_sequence_idle_microseconds: 5000000"
 
 
-def test_direct_schedules_as_triton_documents_it() -> None:
+def test_direct_schedules_as_triton_documents() -> None:
     """Two instances of two slots; sequences 0 to 5 begin in this order, so that 4 and 5 wait for a slot."""
 
     async def scenario() -> None:
@@ -35,7 +35,7 @@ def test_direct_schedules_as_triton_documents_it() -> None:
     run_scenario(scenario)
 
 
-def test_direct_tells_the_model_what_is_in_each_slot_as_triton_documents_it() -> None:
+def test_direct_sets_the_controls_of_each_slot_as_triton_documents() -> None:
     """The figure of START and READY: a request alone, then two close together, then one in the second slot alone."""
 
     async def scenario() -> None:
@@ -66,7 +66,7 @@ def test_direct_tells_the_model_what_is_in_each_slot_as_triton_documents_it() ->
     run_scenario(scenario)
 
 
-def test_oldest_schedules_as_triton_documents_it() -> None:
+def test_oldest_schedules_as_triton_documents() -> None:
     """Four candidates, batches of two; A to D begin in this order, and D has two more than the others."""
 
     async def scenario() -> None:
@@ -110,7 +110,7 @@ def test_requests_of_one_sequence_never_run_together(strategy: str) -> None:
     run_scenario(scenario)
 
 
-def test_direct_waits_for_the_utilization_as_long_as_the_delay_says() -> None:
+def test_direct_waits_for_the_utilization_up_to_the_delay() -> None:
     async def scenario() -> None:
         delayed = "direct { max_queue_delay_microseconds: 3000 minimum_slot_utilization: 0.75 }"
         simulator = SequenceSimulator(delayed, rows=4)
@@ -181,7 +181,7 @@ def test_an_idle_sequence_ends_to_the_microsecond_and_the_backlog_gets_its_slot(
     run_scenario(scenario)
 
 
-def test_the_metrics_page_is_told_who_has_a_slot_who_waits_for_one_and_who_was_idle() -> None:
+def test_the_metrics_count_active_waiting_and_idle_sequences() -> None:
     def measured(simulator: SequenceSimulator) -> list[object]:
         return [value for _, value in read_metrics(simulator.model_queue.full_scheduler)]
 
@@ -203,7 +203,7 @@ def test_the_metrics_page_is_told_who_has_a_slot_who_waits_for_one_and_who_was_i
     run_scenario(scenario)
 
 
-def test_an_id_that_has_ended_begins_another_sequence_while_the_last_request_waits() -> None:
+def test_an_ended_id_may_restart_while_its_last_request_waits() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }", rows=2)
         simulator.send_words("1S", "1E", "1S", "1", "1E")
@@ -212,7 +212,7 @@ def test_an_id_that_has_ended_begins_another_sequence_while_the_last_request_wai
     run_scenario(scenario)
 
 
-def test_the_last_answer_of_a_sequence_that_was_cancelled_does_not_end_the_next_in_its_slot() -> None:
+def test_the_last_answer_of_a_cancelled_sequence_does_not_end_the_next_in_its_slot() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("oldest { max_candidate_sequences: 1 }", rows=1)
         gone, waiting = simulator.send_words("1S", "1")
@@ -227,7 +227,7 @@ def test_the_last_answer_of_a_sequence_that_was_cancelled_does_not_end_the_next_
     run_scenario(scenario)
 
 
-def test_a_model_that_is_unloaded_leaves_no_timer() -> None:
+def test_an_unloaded_model_has_no_timer() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }")
         simulator.send_words("1S")
@@ -239,7 +239,7 @@ def test_a_model_that_is_unloaded_leaves_no_timer() -> None:
     run_scenario(scenario)
 
 
-def test_oldest_waits_for_the_answer_of_a_sequence_though_its_instance_takes_more() -> None:
+def test_oldest_waits_for_the_answer_of_a_sequence_also_with_concurrent_calls() -> None:
     """A model may answer later, from another thread."""
 
     async def scenario() -> None:
@@ -257,7 +257,7 @@ def test_oldest_waits_for_the_answer_of_a_sequence_though_its_instance_takes_mor
     run_scenario(scenario)
 
 
-def test_oldest_with_preserve_ordering_gives_an_instance_nothing_until_all_it_has_is_answered() -> None:
+def test_oldest_with_preserve_ordering_runs_one_batch_per_instance_at_a_time() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("oldest { max_candidate_sequences: 3 preserve_ordering: true }", rows=1)
         first, second = simulator.send_words("1S", "2S")

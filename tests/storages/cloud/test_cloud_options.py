@@ -35,7 +35,7 @@ def test_schemes_are_separated_by_commas() -> None:
     assert CloudStorageOptions().allowed_schemes == frozenset()
 
 
-def test_the_flag_counts_before_the_variable_of_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_flag_takes_precedence_over_tritons_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_AWS_MOUNT_DIRECTORY", str(tmp_path))
     assert CloudStorageOptions(cache_directory="/srv/cache").cache_path("s3") == Path("/srv/cache")
     assert CloudStorageOptions().cache_path("s3") == tmp_path

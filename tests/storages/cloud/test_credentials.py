@@ -47,7 +47,7 @@ def _keys(found: Credentials) -> tuple[str, str, str | None]:
     return given["access_key_id"], given["secret_access_key"], given["token"]
 
 
-def test_the_longest_prefix_of_the_file_counts(write_file: Callable[[Any], Path]) -> None:
+def test_the_longest_matching_prefix_applies(write_file: Callable[[Any], Path]) -> None:
     write_file(
         {
             "s3": {
@@ -64,7 +64,7 @@ def test_the_longest_prefix_of_the_file_counts(write_file: Callable[[Any], Path]
     assert _s3("s3://bucket/models").source == "entry 's3://bucket/models' of 's3' in TRITON_CLOUD_CREDENTIAL_PATH"
 
 
-def test_the_file_counts_before_the_variables(
+def test_the_file_takes_precedence_over_the_variables(
     write_file: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "variable")
@@ -105,7 +105,7 @@ def test_a_broken_file_is_refused_by_place_and_without_its_values(
     assert _SECRET not in refusal.value.message
 
 
-def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", "/nowhere/file.json")
     with pytest.raises(ConfigError, match=r"'/nowhere/file\.json', which cannot be read: No such file"):
         _s3()
@@ -118,9 +118,7 @@ def _profiles(monkeypatch: pytest.MonkeyPatch, folder: Path, credentials: str = 
     monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "f"))
 
 
-def test_a_profile_has_its_keys_in_one_file_and_its_region_in_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_profile_has_its_keys_and_its_region_in_two_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = (
         "[default]\naws_access_key_id=d\naws_secret_access_key=1\n[work]\naws_access_key_id=w\naws_secret_access_key=2"
     )
@@ -138,9 +136,7 @@ def test_a_profile_has_its_keys_in_one_file_and_its_region_in_another(
     ("keys", "name"),
     [("", "default"), ("profile", "default"), ("profile", "work"), ("variables", "default"), ("variables", "work")],
 )
-def test_a_region_is_found_as_by_amazons_own_library(
-    keys: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_region_is_found_as_by_boto3(keys: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also that of a profile without keys, as on a machine that has a role."""
     lines = "aws_access_key_id = k\naws_secret_access_key = s\n" if keys == "profile" else ""
     config = "[default]\nregion = eu-north-1\n[profile work]\nregion = eu-west-3\n"
@@ -168,21 +164,21 @@ def test_a_profile_file_that_is_damaged_is_not_quoted(monkeypatch: pytest.Monkey
     assert _SECRET not in refusal.value.message
 
 
-def test_a_profile_that_is_named_must_have_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_named_profile_must_have_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _profiles(monkeypatch, tmp_path, config="[profile work]\nregion = eu-west-3\n")
     monkeypatch.setenv("AWS_PROFILE", "work")
     with pytest.raises(ConfigError, match=r"profile 'work' in .* has no aws_access_key_id and aws_secret_access_key"):
         _s3()
 
 
-def test_a_profile_by_another_program_needs_boto3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_profile_of_an_external_program_needs_boto3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _profiles(monkeypatch, tmp_path, config="[default]\nsso_session = work\n")
     monkeypatch.setattr(s3, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="by 'sso_session', which needs boto3: pip install boto3"):
         _s3()
 
 
-def test_keys_of_a_program_are_brought_by_boto3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_of_an_external_program_come_from_boto3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "keys"
     document = {"Version": 1, "AccessKeyId": "p", "SecretAccessKey": "3"}
     program.write_text(f"#!/bin/sh\necho '{json.dumps(document)}'\n")
@@ -191,7 +187,7 @@ def test_keys_of_a_program_are_brought_by_boto3(monkeypatch: pytest.MonkeyPatch,
     assert _keys(_s3()) == ("p", "3", None)
 
 
-def test_variables_of_a_workload_count_after_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_take_precedence_over_workload_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/token")
     assert _s3().source == "AWS_WEB_IDENTITY_TOKEN_FILE"
     assert _s3().provider is None
@@ -204,7 +200,7 @@ def test_half_a_pair_of_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("is_there", "source"), [(True, "the identity of this machine"), (False, "none found: anon")])
-def test_the_identity_of_the_machine_is_asked_for_only_where_there_is_one(
+def test_the_machine_identity_is_requested_only_in_a_cloud(
     is_there: bool, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
@@ -218,7 +214,7 @@ def test_the_identity_of_the_machine_is_asked_for_only_where_there_is_one(
 @pytest.mark.parametrize(
     ("kind", "config"), [("service_account", "service_account"), ("authorized_user", "application_credentials")]
 )
-def test_a_key_file_of_google_is_of_one_of_two_kinds(
+def test_a_google_key_file_has_one_of_two_types(
     kind: str, config: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "key.json"
@@ -256,7 +252,7 @@ def test_a_broken_key_file_is_refused_and_not_quoted(
     assert _SECRET not in refusal.value.message
 
 
-def test_azure_has_a_key_an_identity_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_accepts_a_key_an_identity_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "as://account/container"
     assert azure_credentials(url, "account").config == {"account_name": "account", "skip_signature": True}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "mine")
@@ -278,7 +274,7 @@ def test_azure_has_a_key_an_identity_or_nothing(monkeypatch: pytest.MonkeyPatch)
         azure_credentials(url, "account")
 
 
-def test_the_url_names_the_server_of_azure_whatever_account_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_names_the_azure_server_for_any_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "mine")
     monkeypatch.setenv("AZURE_STORAGE_KEY", "a2V5")
     store = CloudStore("as://account/container/models", CloudStorageOptions())

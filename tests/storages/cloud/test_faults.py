@@ -61,7 +61,7 @@ def _told(s3: FaultyS3, call: Callable[[], object], kind: type[HeadraceError]) -
         (503, "SlowDown", Unavailable, 4),
     ],
 )
-def test_a_refusal_is_told_in_the_words_of_the_server(
+def test_a_refusal_has_the_text_of_the_server(
     status: int, code: str, kind: type[HeadraceError], requests: int, s3: FaultyS3, storage: Storage
 ) -> None:
     s3.fault = lambda request: request.answer(status, error(code, "Its words."))
@@ -91,7 +91,7 @@ def test_no_signature_follows_a_redirect_to_another_host(s3: FaultyS3, storage: 
     assert seen == [None]
 
 
-def test_a_server_that_is_not_there_is_named(s3: FaultyS3) -> None:
+def test_an_unreachable_server_is_named(s3: FaultyS3) -> None:
     storage = open_storage("s3://127.0.0.1:1/bucket/models", timeout_s=0.5)
     with pytest.raises(Unavailable, match=r"it refuses connections\. It was asked at http://127\.0\.0\.1:1 for bucket"):
         storage.models()
@@ -104,7 +104,7 @@ def _openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
 
 
-def test_a_certificate_that_is_refused_is_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_certificate_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_clients, "_RETRIES", 0)
     new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     _openssl(tmp_path, *new, "-x509", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
@@ -149,7 +149,7 @@ def test_a_slow_server_fails_within_twice_the_limit(s3: FaultyS3) -> None:
     assert len(s3.requests) <= 3
 
 
-def test_a_connection_that_is_closed_is_told(s3: FaultyS3, storage: Storage) -> None:
+def test_a_closed_connection_is_reported(s3: FaultyS3, storage: Storage) -> None:
     def close(request: Handler) -> bool:
         request.close_connection = True
         return True
@@ -158,7 +158,7 @@ def test_a_connection_that_is_closed_is_told(s3: FaultyS3, storage: Storage) -> 
     assert "it closed the connection" in _told(s3, storage.models, Unavailable)
 
 
-def test_a_large_object_in_one_answer_may_take_long(
+def test_a_large_object_in_one_response_may_be_slow(
     s3: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clouds, "_LEAST_RATE", PART_BYTES / (2 - 30))  # other answers have 2 s
@@ -181,7 +181,7 @@ def test_a_large_object_in_one_answer_may_take_long(
     assert (found / "1/weights").read_bytes() == content
 
 
-def test_an_answer_without_the_tag_of_the_listing_is_another_object(
+def test_a_response_with_another_tag_than_the_listing_is_refused(
     s3: FaultyS3, storage: Storage, tmp_path: Path
 ) -> None:
     with faulty_s3() as other:  # a server that is no storage
@@ -209,7 +209,7 @@ def test_half_a_file_is_completed_by_another_request(s3: FaultyS3, storage: Stor
     assert halves
 
 
-def test_a_file_that_stays_half_is_an_error_and_leaves_nothing(s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
+def test_an_incomplete_file_is_an_error_and_is_removed(s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
     def send_half(request: Handler) -> bool:
         if not request.is_listing:
             request.answer(200, "01234", **{"Content-Length": "10", "ETag": etag(MODEL["m/1/weights"])})
@@ -248,7 +248,7 @@ def test_a_file_that_has_changed_since_the_listing_is_not_loaded(
         ("AWS_ENDPOINT_URL", "http://user:canary@minio", "credentials do not belong in a URL"),
     ],
 )
-def test_what_cannot_be_in_a_request_is_refused_at_once(
+def test_invalid_header_values_are_refused_at_once(
     variable: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """obstore would panic: its exception is none that a server catches."""
@@ -264,18 +264,14 @@ def test_a_bucket_is_no_part_of_an_address(s3: FaultyS3) -> None:
         open_storage(s3.url, s3_addressing="virtual")
 
 
-def test_a_panic_of_obstore_is_an_error_of_the_storage(
-    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_panic_in_obstore_is_a_storage_error(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(s3_credentials, "_KEY", re.compile(".*", re.DOTALL))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "line\nbreak")
     storage = open_storage(s3.url)
     assert "failed. The storage failed: called" in _told(s3, storage.models, Unavailable)
 
 
-def test_keys_that_are_broken_while_the_server_runs_are_told(
-    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_keys_broken_at_run_time_are_reported(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "credentials.json"
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", str(path))
     monkeypatch.setattr(s3_credentials, "_READ_AGAIN", timedelta(0))
@@ -318,7 +314,7 @@ def test_the_bucket_is_in_the_path_or_in_the_host_and_a_proxy_is_used(
     assert s3.requests == [f"http://{host}{path}"]
 
 
-def test_the_server_of_the_url_counts_before_that_of_a_variable(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_the_url_takes_precedence_over_a_variable(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
     assert list(open_storage(s3.url, timeout_s=0.5).models()) == ["m"]
@@ -327,7 +323,7 @@ def test_the_server_of_the_url_counts_before_that_of_a_variable(s3: FaultyS3, mo
 
 
 @pytest.mark.parametrize("tag", ["", "<ETag></ETag>"])
-def test_a_listing_without_tags_is_read_by_its_times(tag: str, s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
+def test_a_listing_without_tags_uses_the_times(tag: str, s3: FaultyS3, storage: Storage, tmp_path: Path) -> None:
     s3.listed_tag = tag
     before = dict(storage.fingerprint("m"))
     assert dict(storage.fingerprint("m")) == before

@@ -63,7 +63,7 @@ def test_a_file_is_downloaded_once(make: Callable[..., FileCache], tmp_path: Pat
     assert _partial(cache) == []
 
 
-def test_an_empty_file_is_kept_as_well(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_an_empty_file_is_kept(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache, source = make(), Source(b"")
     cache.place(source.name, 0, tmp_path / "a", source)
     assert cache.place(source.name, 0, tmp_path / "b", source)
@@ -105,7 +105,7 @@ def _link(path: Path) -> None:
         pytest.param(lambda path: _with_its_times(path, lambda: _link(path)), id="a link"),
     ],
 )
-def test_an_entry_that_somebody_has_changed_is_downloaded_again(
+def test_a_modified_cache_entry_is_downloaded_again(
     change: Callable[[Path], object], make: Callable[..., FileCache], tmp_path: Path
 ) -> None:
     cache, source = make(), Source(b"content")
@@ -117,7 +117,7 @@ def test_an_entry_that_somebody_has_changed_is_downloaded_again(
     assert source.count == 2
 
 
-def test_after_a_crash_of_the_machine_only_what_was_on_the_disk_is_used(
+def test_after_a_machine_crash_only_synced_files_are_used(
     make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, safe, unsafe = make(), Source(b"on the disk"), Source(b"perhaps not")
@@ -132,7 +132,7 @@ def test_after_a_crash_of_the_machine_only_what_was_on_the_disk_is_used(
     assert not cache.has(unsafe.name, unsafe.size)
 
 
-def test_an_entry_that_was_written_to_is_not_called_safe(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_a_modified_cache_entry_is_not_safe(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache, source = make(), Source(b"content")
     cache.place(source.name, source.size, tmp_path / "a", source)
     (cache.path / "files" / source.name).write_bytes(b"CONTENT")
@@ -141,7 +141,7 @@ def test_an_entry_that_was_written_to_is_not_called_safe(make: Callable[..., Fil
     assert not cache.has(source.name, source.size)
 
 
-def test_what_was_used_longest_ago_is_removed_first(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_the_least_recently_used_is_removed_first(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache = make(30 * KIB)
     first, second, third = (Source(bytes([number]) * 10 * KIB) for number in range(3))
     for each in (first, second, third):
@@ -153,7 +153,7 @@ def test_what_was_used_longest_ago_is_removed_first(make: Callable[..., FileCach
     assert _entries(cache) == {first.name, third.name}
 
 
-def test_entries_that_are_still_wanted_are_not_removed(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_entries_in_use_are_not_removed(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache = make(30 * KIB)
     wanted, other = Source(bytes(10 * KIB)), Source(bytes(20 * KIB))
     for each in (wanted, other):
@@ -164,7 +164,7 @@ def test_entries_that_are_still_wanted_are_not_removed(make: Callable[..., FileC
 
 
 @pytest.mark.parametrize("folder", ["", "files", "partial"])
-def test_a_cache_that_was_removed_is_made_again(folder: str, make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_a_removed_cache_is_created_again(folder: str, make: Callable[..., FileCache], tmp_path: Path) -> None:
     """As by a program that empties the temporary directory."""
     cache, source = make(), Source(b"content")
 
@@ -179,9 +179,7 @@ def test_a_cache_that_was_removed_is_made_again(folder: str, make: Callable[...,
     assert (tmp_path / "b").read_bytes() == b"content"
 
 
-def test_a_file_that_the_cache_can_not_hold_goes_to_the_model_alone(
-    make: Callable[..., FileCache], tmp_path: Path
-) -> None:
+def test_a_file_too_large_for_the_cache_is_used_uncached(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache, source = make(KIB), Source(bytes(2 * KIB))
     cache.place(source.name, source.size, tmp_path / "a", source)
     assert (tmp_path / "a").read_bytes() == source.content
@@ -198,7 +196,7 @@ def test_an_empty_file_needs_no_cache(make: Callable[..., FileCache], tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_download_that_fails_leaves_nothing(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_a_failed_download_leaves_no_file(make: Callable[..., FileCache], tmp_path: Path) -> None:
     cache = make()
 
     def fail(descriptor: int) -> None:
@@ -210,7 +208,7 @@ def test_a_download_that_fails_leaves_nothing(make: Callable[..., FileCache], tm
     assert (_entries(cache), _partial(cache), list(tmp_path.glob("a"))) == (set(), [], [])
 
 
-def test_a_full_disk_is_told_before_the_download(
+def test_a_full_disk_is_detected_before_the_download(
     make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, source = make(100 << 20), Source(bytes(PART_BYTES + 1))
@@ -227,7 +225,7 @@ def test_a_full_disk_is_told_before_the_download(
     assert (_entries(cache), _partial(cache)) == (set(), [])
 
 
-def test_a_file_that_fits_no_disk_removes_nothing(
+def test_a_file_larger_than_the_disk_evicts_nothing(
     make: Callable[..., FileCache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, source = make(2**63), Source(bytes(10 * KIB))
@@ -240,7 +238,7 @@ def test_a_file_that_fits_no_disk_removes_nothing(
         cache.make_room(5)
 
 
-def test_a_full_disk_of_the_models_is_told_from_that_of_the_cache(
+def test_a_full_model_disk_is_distinguished_from_a_full_cache_disk(
     make: Callable[..., FileCache], tmp_path: Path
 ) -> None:
     def fill(descriptor: int) -> None:
@@ -250,7 +248,7 @@ def test_a_full_disk_of_the_models_is_told_from_that_of_the_cache(
         make(0).place(entry_name("x"), 7, tmp_path / "a", fill)
 
 
-def test_threads_and_servers_wait_for_the_one_that_downloads(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_threads_and_servers_wait_for_one_download(make: Callable[..., FileCache], tmp_path: Path) -> None:
     caches, source = [make() for _ in range(4)], Source(b"content")
     with ThreadPoolExecutor(8) as pool:
         placed = [
@@ -262,7 +260,9 @@ def test_threads_and_servers_wait_for_the_one_that_downloads(make: Callable[...,
     assert {(tmp_path / str(number)).read_bytes() for number in range(8)} == {b"content"}
 
 
-def test_a_server_that_stops_does_not_wait_for_another(make: Callable[..., FileCache], tmp_path: Path) -> None:
+def test_a_stopping_server_does_not_wait_for_a_download_of_another(
+    make: Callable[..., FileCache], tmp_path: Path
+) -> None:
     closing, source = threading.Event(), Source(b"content")
     stopping, begun, gate = make(closing=closing), threading.Event(), threading.Event()
 
@@ -371,7 +371,7 @@ def test_two_processes_download_a_file_once_and_a_killed_one_is_replaced(
     assert _reads(s3) == 4
 
 
-def test_what_a_killed_server_has_left_is_removed_at_the_next_start(s3: FaultyS3, tmp_path: Path) -> None:
+def test_files_of_a_killed_server_are_removed_at_the_next_start(s3: FaultyS3, tmp_path: Path) -> None:
     asked, gate = threading.Event(), threading.Event()
 
     def hold(request: Handler) -> bool:

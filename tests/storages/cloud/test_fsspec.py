@@ -44,7 +44,7 @@ def site(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.join()
 
 
-def test_nothing_but_the_three_clouds_is_read_unless_it_is_allowed() -> None:
+def test_other_servers_than_the_three_clouds_must_be_allowed() -> None:
     assert [each.name for each in register_storages()] == ["s3", "gs", "as", "*"]
     assert {"hf", "http", "https", "memory"} <= schemes()
     for scheme in schemes():
@@ -65,7 +65,7 @@ def test_nothing_but_the_three_clouds_is_read_unless_it_is_allowed() -> None:
         ("nothing://user:secret@host/models", "no plugin provides storage 'nothing'"),
     ],
 )
-def test_a_url_with_more_than_a_place_is_refused_and_no_secret_is_repeated(url: str, told: str) -> None:
+def test_a_url_with_credentials_or_queries_is_refused_without_repeating_them(url: str, told: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         open_storage(url, schemes="http, MEMORY")
     assert told in refusal.value.message
@@ -109,7 +109,7 @@ def test_a_web_server_is_read_and_followed(site: tuple[str, Path], tmp_path: Pat
         open_storage(f"{url}/nowhere", schemes="http", cache_directory=str(tmp_path / "cache")).models()
 
 
-def test_a_web_server_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_web_server_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsspec_store, "MAX_FOLDERS", 20)
     with faulty_s3() as server:
         page = '<a href="x/">x</a>'
@@ -154,14 +154,14 @@ def apache(tmp_path: Path) -> Iterator[tuple[Apache, Storage]]:
         yield found, open_storage(url, schemes="http", cache_directory=str(tmp_path / "cache"), timeout_s=5)
 
 
-def test_the_links_that_sort_a_page_are_no_files(apache: tuple[Apache, Storage]) -> None:
+def test_sort_links_of_a_page_are_no_files(apache: tuple[Apache, Storage]) -> None:
     _, storage = apache
     assert list(storage.models()) == ["m"]
     assert set(storage.fingerprint("m")) == {"1/w"}
 
 
 @pytest.mark.parametrize("size", [10, 2 * PART_BYTES], ids=["whole", "parts"])
-def test_no_more_is_read_than_is_wanted(size: int, apache: tuple[Apache, Storage], tmp_path: Path) -> None:
+def test_no_more_is_read_than_needed(size: int, apache: tuple[Apache, Storage], tmp_path: Path) -> None:
     server, storage = apache
     server.size, sent = size, []
 
@@ -201,6 +201,6 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         assert other.requests == []
 
 
-def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
+def test_a_missing_driver_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'oci://' cannot be read: Install ocifs"):
         open_storage("oci://bucket/models", schemes="oci", cache_directory=str(tmp_path / "cache"))

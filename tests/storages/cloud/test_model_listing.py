@@ -72,7 +72,7 @@ def test_a_poll_lists_the_repository_once() -> None:
     assert store.listings == ["", "", ""]
 
 
-def test_a_further_question_lists_the_model_anew() -> None:
+def test_a_second_fingerprint_lists_the_model_again() -> None:
     store = Kept("m/1/weights")
     listing = _listing(store)
     listing.models()
@@ -82,7 +82,7 @@ def test_a_further_question_lists_the_model_anew() -> None:
     assert store.listings == ["", "m"]
 
 
-def test_files_of_a_load_stay_those_of_its_fingerprint() -> None:
+def test_the_files_of_a_load_match_its_fingerprint() -> None:
     store = Kept("m/1/weights")
     listing = _listing(store)
     listing.models()
@@ -94,7 +94,7 @@ def test_files_of_a_load_stay_those_of_its_fingerprint() -> None:
     assert listing.last("m")["1/weights"].tag == "new"
 
 
-def test_callers_that_wait_share_one_listing() -> None:
+def test_waiting_callers_share_one_listing() -> None:
     store = Kept("m/1/weights")
     listing = _listing(store)
     store.gate.clear()
@@ -109,7 +109,7 @@ def test_callers_that_wait_share_one_listing() -> None:
     assert len(store.listings) == count + 1
 
 
-def test_a_model_that_has_just_changed_is_not_loaded_until_it_stays() -> None:
+def test_a_changing_model_is_loaded_when_it_is_stable() -> None:
     store = Kept("m/1/weights", "m/config.pbtxt")
     listing = _listing(store, settle_s=5)
     assert listing.models() == ["m"]
@@ -124,7 +124,7 @@ def test_a_model_that_has_just_changed_is_not_loaded_until_it_stays() -> None:
 
 
 @pytest.mark.parametrize("modified_s", [0.0, time.time() + 3600], ids=["no clock", "another clock"])
-def test_without_a_common_clock_a_change_counts_when_it_was_seen_for_long(
+def test_without_a_common_clock_a_change_counts_after_it_is_stable(
     modified_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -141,7 +141,7 @@ def test_without_a_common_clock_a_change_counts_when_it_was_seen_for_long(
     assert listing.models() == ["m"]
 
 
-def test_a_model_that_has_lost_a_file_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_lost_a_file_is_listed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     store = Kept("m/1/weights", "m/config.pbtxt")
@@ -194,14 +194,14 @@ def test_an_empty_folder_beside_a_bad_key_is_no_model(settle_s: float) -> None:
 
 
 @pytest.mark.parametrize("path", ["m/../w", "m/./w", "m/1/..", "m/a\0b"])
-def test_a_key_that_leaves_its_model_is_refused(path: str) -> None:
+def test_a_key_outside_its_model_is_refused(path: str) -> None:
     listing = _listing(Kept(path, "n/w"))
     assert "n" in listing.models()
     with pytest.raises(LoadError, match="cannot be the path of a file"):
         listing.files("m")
 
 
-def test_a_file_that_is_a_folder_too_is_refused_and_an_empty_one_is_a_folder() -> None:
+def test_a_file_and_folder_of_one_name_are_refused_unless_the_file_is_empty() -> None:
     store = Kept("m/1", "m/1/w", "n/1/w")
     store.change("n/1", size=0)
     store.change("o/config.pbtxt")

@@ -49,7 +49,7 @@ def test_a_polled_bucket_is_served_and_followed(serve: Callable[..., Headrace], 
 
 
 @pytest.mark.usefixtures("s3_keys")
-def test_old_versions_go_on_serving_while_the_storage_fails(serve: Callable[..., Headrace]) -> None:
+def test_old_versions_keep_serving_while_the_storage_fails(serve: Callable[..., Headrace]) -> None:
     with faulty_s3() as s3:
         s3.put({"m/config.pbtxt": CONFIG, "m/1/weights": b"old"})
         words = [f"--model-repository={s3.url}", "--model-control-mode=poll", "--repository-poll-secs=1"]

@@ -98,11 +98,11 @@ def test_an_endpoint_is_the_url_of_a_server(endpoint: str) -> None:
         *("http://mi nio", "http://minio/a?b", "http://minio\n", "http://minio/a#b", "ht!tp://minio", "http://minio:0"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="is not the URL of a server: expected https://host:port"):
         checked_endpoint(endpoint)
 
 
-def test_a_key_lies_below_the_prefix() -> None:
+def test_a_key_is_below_the_prefix() -> None:
     assert Location("s3", "bucket", "models").key("m/1") == "models/m/1"
     assert Location("s3", "bucket", "").key("m/1") == "m/1"
