@@ -81,8 +81,8 @@ SABOTEURS = {
     ),
     "answers once": (
         "answers_repeated_requests",
-        "        self.asked += 1\n",
-        '        self.asked += 1\n        if self.asked > 2:\n            raise InvalidArgument("enough")\n',
+        "        self.requests += 1\n",
+        '        self.requests += 1\n        if self.requests > 2:\n            raise InvalidArgument("enough")\n',
     ),
     "keeps the first server": (
         "two_servers",
@@ -96,8 +96,8 @@ SABOTEURS = {
     ),
     "fails at a malformed message": (
         "malformed_request",
-        "asked = parse(request)",
-        "asked = json.loads(request)",
+        "document = parse(request)",
+        "document = json.loads(request)",
     ),
     "fails at an unknown model": (
         "unknown_model",
@@ -107,8 +107,8 @@ SABOTEURS = {
     ),
     "disables the interceptors": (
         "interceptor_refuses",
-        "    asked = 0\n",
-        "    asked = 0\n\n    def __init__(self, engine):\n        super().__init__(engine)\n"
+        "    requests = 0\n",
+        "    requests = 0\n\n    def __init__(self, engine):\n        super().__init__(engine)\n"
         "        engine.admission = None\n",
     ),
     "fails at an unknown location": (
@@ -116,12 +116,12 @@ SABOTEURS = {
         "    adds = (SoundRoute, SoundMethod)\n",
         DRAWER,
     ),
-    "measures an undeclared metric": ("measures_the_declared", '{"headrace_sound_asked_total"', '{"headrace_sound"'),
-    "counts down": ("measures_the_declared", "self.asked += 1", "self.asked -= 1"),
+    "measures an undeclared metric": ("measures_the_declared", '{"headrace_sound_requests_total"', '{"headrace_sound"'),
+    "counts down": ("measures_the_declared", "self.requests += 1", "self.requests -= 1"),
     "does not close": (
         "closes_twice",
         "    def measure",
-        '    def close(self) -> None:\n        del self.__dict__["asked"]\n\n    def measure',
+        '    def close(self) -> None:\n        del self.__dict__["requests"]\n\n    def measure',
     ),
 }
 

@@ -22,7 +22,7 @@ from headrace import BatchTimes, Code, ConfigError, FinishedInference, ServerOpt
 from headrace_logging import AccessLogOptions
 from headrace_logging.access_lines import Access, JsonLines, TextLines
 from headrace_logging.access_log import DROPPED, AccessLog
-from headrace_logging.line_file import GATHER_S, MAX, LineFile
+from headrace_logging.line_file import GATHER_S, MAX_WAITING, LineFile
 from headrace_testing import InterceptorConformance
 from tests.e2e.lines import Lines
 
@@ -308,10 +308,10 @@ def test_the_queue_is_bounded_and_drops_are_recorded(
 ) -> None:
     path, reader = pipe
     lines = LineFile(str(path), TextLines(), "access log", "--access-log-file")
-    count = MAX + 3000  # the pipe holds 64 KiB, and the thread has 512 more in its hands
+    count = MAX_WAITING + 3000  # the pipe holds 64 KiB, and the thread has 512 more in its hands
 
     async def fill() -> None:
-        for _ in range(MAX + 1000):
+        for _ in range(MAX_WAITING + 1000):
             lines.add(RECORD)
         while lines.add == lines._waiting.append:  # until it is seen how many wait
             await asyncio.sleep(GATHER_S / 10)

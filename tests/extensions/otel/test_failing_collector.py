@@ -26,7 +26,7 @@ from headrace_otel.delivery import Delivery
 from headrace_otel.log_lines import LogLines
 from headrace_otel.log_messages import write_records
 from headrace_otel.otel_options import CollectorAddress
-from headrace_otel.record_queue import MAX, RecordQueue
+from headrace_otel.record_queue import MAX_WAITING, RecordQueue
 from headrace_otel.record_sender import RecordSender
 from tests.extensions.otel.collector import Collector, collecting
 
@@ -181,23 +181,23 @@ def test_records_wait_for_a_collector_and_none_is_lost(own: Collector) -> None:
     logger = logging.Logger("a.model")
     logger.handle = lines.add  # type: ignore[method-assign]
     sender = RecordSender(queue, delivery(address(own.http)), Resource())
-    for number in range(MAX // 4):  # these wake the thread
+    for number in range(MAX_WAITING // 4):  # these wake the thread
         logger.error("line %d", number)
     own_thread = threading.Event()
     while not own.times:
         own_thread.wait(0.01)
     own.status = 200
-    own.wait_for(lambda: len(own.records("a.model")) == MAX // 4)
+    own.wait_for(lambda: len(own.records("a.model")) == MAX_WAITING // 4)
     texts = [each.body.string_value for each in own.records("a.model")]
-    assert texts == [f"line {number}" for number in range(MAX // 4)]
+    assert texts == [f"line {number}" for number in range(MAX_WAITING // 4)]
     sender.end()
     sender.join(20)
-    assert (sender.sent, sender.dropped) == (MAX // 4, 0)
+    assert (sender.sent, sender.dropped) == (MAX_WAITING // 4, 0)
 
 
 def test_dropped_records_are_counted() -> None:
     queue = RecordQueue()
-    for number in range(MAX + 7):
+    for number in range(MAX_WAITING + 7):
         queue.add((number,))
     assert queue.dropped == 7
     assert queue.take(2) == [(0,), (1,)]

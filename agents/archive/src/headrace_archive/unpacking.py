@@ -73,22 +73,22 @@ class ArchiveSettings:
     limits: ArchiveLimits
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> ArchiveSettings:
+    def parse(cls, parameters: Mapping[str, str]) -> ArchiveSettings:
         """Raises `ConfigError`."""
-        for key in sorted(given.keys() - set(_KNOWN)):
+        for key in sorted(parameters.keys() - set(_KNOWN)):
             raise ConfigError(f"parameter '{one_line(key)}' is not known: expected {', '.join(_KNOWN)}")
         for key in ("archive", "into"):
-            if why := why_path_leaves(given.get(key, "")):
-                raise ConfigError(f"parameter '{key}' is '{shown(given[key])}': {why}")
-        archive = given.get("archive", "")
+            if why := why_path_leaves(parameters.get(key, "")):
+                raise ConfigError(f"parameter '{key}' is '{shown(parameters[key])}': {why}")
+        archive = parameters.get("archive", "")
         if archive and not suffix_of(archive):
             raise ConfigError(f"parameter 'archive' is '{shown(archive)}', expected a name with {', '.join(READERS)}")
-        config = given.get("config", "")
+        config = parameters.get("config", "")
         if config not in ("", "archive", "repository"):
             raise ConfigError(f"parameter 'config' is '{shown(config)}', expected 'archive' or 'repository'")
-        limits = ArchiveLimits(**{key: _whole(given, key, 1) for key in _LIMITS if key in given})
-        strip = _whole(given, "strip_components", 0) if "strip_components" in given else 0
-        return cls(archive, given.get("into", ""), strip, config, limits)
+        limits = ArchiveLimits(**{key: _whole(parameters, key, 1) for key in _LIMITS if key in parameters})
+        strip = _whole(parameters, "strip_components", 0) if "strip_components" in parameters else 0
+        return cls(archive, parameters.get("into", ""), strip, config, limits)
 
 
 def suffix_of(name: str) -> str:
@@ -227,8 +227,8 @@ class _Unpacking:
             raise
 
 
-def _whole(given: Mapping[str, str], key: str, least: int) -> int:
-    text = given[key]
+def _whole(parameters: Mapping[str, str], key: str, least: int) -> int:
+    text = parameters[key]
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least:
         return int(text)
     raise ConfigError(f"parameter '{key}' is '{shown(text)}', expected a whole number from {least} on")

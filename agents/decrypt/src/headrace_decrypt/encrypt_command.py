@@ -62,10 +62,10 @@ class Encrypt(Command):
             partial.rename(target)
             partial = None
         except (HeadraceError, OSError) as error:
-            told = (
+            message = (
                 error.message if isinstance(error, HeadraceError) else f"{error.filename or target}: {error.strerror}"
             )
-            print(f"headrace encrypt: {one_line(told)}", file=sys.stderr)
+            print(f"headrace encrypt: {one_line(message)}", file=sys.stderr)
             return 1
         finally:
             if partial is not None:
@@ -78,10 +78,10 @@ class Encrypt(Command):
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the parameters of the agent that decrypts what ``arguments`` encrypt."""
-    given = {"key_env": arguments.key_env, "plain": arguments.plain}
+    parameters = {"key_env": arguments.key_env, "plain": arguments.plain}
     if arguments.key_file is not None:
-        given["key_file"] = str(Path(arguments.key_file).absolute())
-    return {key: value for key, value in given.items() if value}
+        parameters["key_file"] = str(Path(arguments.key_file).absolute())
+    return {key: value for key, value in parameters.items() if value}
 
 
 def _require(model: Path, target: Path) -> None:
@@ -130,6 +130,6 @@ def _show_missing_agent(target: Path, parameters: dict[str, str]) -> None:
         path for path in configs if f'"{Decrypt.name}"' not in path.read_text(encoding="utf-8", errors="replace")
     ]
     if missing:
-        told = "".join(f' parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+        text = "".join(f' parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
         print(f"To load it, add to {', '.join(map(str, missing))}:")
-        print(f'model_repository_agents {{ agents {{ name: "{Decrypt.name}"{told} }} }}')
+        print(f'model_repository_agents {{ agents {{ name: "{Decrypt.name}"{text} }} }}')

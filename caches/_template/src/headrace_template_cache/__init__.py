@@ -48,10 +48,10 @@ class Template(ResponseCache):
         written.replace(path)  # no reader sees half an answer
         with self._changing:
             self._paths[path] = None
-            gone = list(self._paths)[: max(0, len(self._paths) - self._most)]
-            for old in gone:
+            evicted = list(self._paths)[: max(0, len(self._paths) - self._most)]
+            for old in evicted:
                 del self._paths[old]
-        for old in gone:
+        for old in evicted:
             old.unlink(missing_ok=True)
 
     def measure(self) -> Mapping[str, float]:

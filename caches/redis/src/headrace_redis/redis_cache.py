@@ -53,9 +53,9 @@ class RedisParameters:
             raise ValueError(
                 f"'sni' is '{self.sni}', but redis-py asks for the name in 'host': let the certificate have it"
             )
-        given = [name for name in ("cert", "key", "cacert", "cacert_dir") if getattr(self, name)]
-        if given and not self.tls_enabled:
-            raise ValueError(f"'{given[0]}' is given, but 'tls_enabled' is false: nothing would be encrypted")
+        tls_files = [name for name in ("cert", "key", "cacert", "cacert_dir") if getattr(self, name)]
+        if tls_files and not self.tls_enabled:
+            raise ValueError(f"'{tls_files[0]}' is given, but 'tls_enabled' is false: nothing would be encrypted")
         if bool(self.cert) != bool(self.key):
             raise ValueError("'cert' and 'key' belong together, and one of them is missing")
         for name, least, most in (

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace import InvalidArgument, ModelView, Server, ServerOptions
-from headrace_batch.column_mapping import ColumnMapping, kept_fields
+from headrace_batch.column_mapping import ColumnMapping, copied_fields
 from headrace_batch.result_files import COPIED_JSON, WRITERS, ResultParts, check_columns, write_result
 from headrace_batch.row_files import ARRAY, Chunk, Column, RowFile, open_rows
 from headrace_batch.row_inference import Piece, RowInference
@@ -169,14 +169,14 @@ class _Run:
     def _schema_of(self, chunk: Chunk) -> pa.Schema:
         names = [name for name in (self._source.columns or chunk.columns) if name != ARRAY]
         if self._job.keep is None:
-            kept = self._mapping.others(names) if names else []
+            copied = self._mapping.others(names) if names else []
         else:
-            kept = list(self._job.keep)
-            if self._source.columns and (missing := [name for name in kept if name not in names]):
+            copied = list(self._job.keep)
+            if self._source.columns and (missing := [name for name in copied if name not in names]):
                 raise InvalidArgument(f"--keep names column '{missing[0]}'; the file has {', '.join(names)}")
-        if clash := [name for name in kept if name in {*self._inference.outputs, "error"}]:
+        if clash := [name for name in copied if name in {*self._inference.outputs, "error"}]:
             raise InvalidArgument(f"column '{clash[0]}' has the name of an output: choose the columns by --keep")
-        fields = kept_fields(kept, self._source.columns)
+        fields = copied_fields(copied, self._source.columns)
         if not self._source.columns:  # any JSON value
             fields = pa.schema([each.with_metadata(COPIED_JSON) for each in fields])
         schema = self._inference.schema(fields)

@@ -63,8 +63,8 @@ class ColumnMapping:
         return found
 
 
-def kept_fields(names: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Return the columns that are copied. Those of JSON lines are copied as JSON."""
+def copied_fields(names: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the schema of the copied columns. Columns of JSON lines are copied as JSON."""
     return pa.schema([pa.field(name, types.get(name, pa.string())) for name in names])
 
 

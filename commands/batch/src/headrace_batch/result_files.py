@@ -59,12 +59,12 @@ class ResultParts:
         if not file.exists():
             _replace(file, lambda stream: stream.write(json.dumps(job, indent=1).encode()))
             return
-        begun = json.loads(file.read_text())
-        if changed := [name for name in job if begun.get(name) != job[name]]:
+        former = json.loads(file.read_text())
+        if changed := [name for name in job if former.get(name) != job[name]]:
             name = changed[0]
             self.close()
             raise InvalidArgument(
-                f"'{self.folder}' is of a job with another {name}: {begun.get(name)!r}, now {job[name]!r}; "
+                f"'{self.folder}' is of a job with another {name}: {former.get(name)!r}, now {job[name]!r}; "
                 "--restart begins anew"
             )
 
@@ -137,14 +137,14 @@ def _plain_text(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch
 def _write_parquet(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
     """A row group has at least 131,072 rows or 64 MiB, as readers like it, not the rows of one part."""
     with pa.parquet.ParquetWriter(stream, schema) as writer:
-        held: list[pa.RecordBatch] = []
+        pending: list[pa.RecordBatch] = []
         for batch in batches:
-            held.append(batch)
-            if sum(map(len, held)) >= _GROUP_ROWS or sum(each.nbytes for each in held) >= _GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(held))
-                held = []
-        if held:
-            writer.write_table(pa.Table.from_batches(held))
+            pending.append(batch)
+            if sum(map(len, pending)) >= _GROUP_ROWS or sum(each.nbytes for each in pending) >= _GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(pending))
+                pending = []
+        if pending:
+            writer.write_table(pa.Table.from_batches(pending))
 
 
 def _write_arrow(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
@@ -182,17 +182,17 @@ def _write_json(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.Recor
 def _write_numpy(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
     """The only output, as an array. It has the same shape in all rows, and no row has failed."""
     (name,) = [each.name for each in schema if each.name != "error"]
-    begun = False
+    has_header = False
     for batch in batches:
         column = batch[name]
         shape: tuple[int, ...] = (len(batch),)
         while is_list(column.type):
             column, shape = column.flatten(), (*shape, column.type.list_size)
         piece = column.to_numpy(zero_copy_only=False).reshape(shape)
-        if not begun:
+        if not has_header:
             header = {"descr": np.lib.format.dtype_to_descr(piece.dtype), "fortran_order": False}
             np.lib.format.write_array_header_2_0(stream, {**header, "shape": (rows, *shape[1:])})
-            begun = True
+            has_header = True
         stream.write(piece.tobytes())
 
 

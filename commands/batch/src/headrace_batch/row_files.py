@@ -113,19 +113,19 @@ class CsvRows(RowFile):
         self._reader = pa.csv.open_csv(path, reading, parsing, options)
 
     def _skip(self, row: Any) -> str:
-        """Note a row with more or fewer values. The first row behind the header has the number 2."""
+        """Record a row with too many or too few values. The first row after the header has the number 2."""
         if self._is_open:
             self._places.append(row.number - 2)
             self._counts.append(row.actual_columns)
         return "skip"
 
     def read(self, size: int) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
-        first = told = 0
+        first = reported = 0
         for columns, count, _ in _of_batches(self._filled(), size):
             broken: dict[int, str] = {}
-            while told < len(self._places) and self._places[told] < first + count:
-                why = f"the row has {self._counts[told]} values; the header has {len(self.columns)}"
-                broken[self._places[told] - first], told = why, told + 1
+            while reported < len(self._places) and self._places[reported] < first + count:
+                why = f"the row has {self._counts[reported]} values; the header has {len(self.columns)}"
+                broken[self._places[reported] - first], reported = why, reported + 1
             yield {name: _text(name, column, broken) for name, column in columns.items()}, count, broken
             first += count
 
@@ -208,20 +208,20 @@ def _of_batches(
     batches: Iterator[pa.RecordBatch], size: int
 ) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
     """Yield the rows of ``batches`` in pieces of exactly ``size`` but for the last."""
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         count += len(batch)
         if count < size:
             continue
-        table = pa.Table.from_batches(held)
+        table = pa.Table.from_batches(pending)
         for first in range(0, count - size + 1, size):
             yield _columns(table.slice(first, size)), size, {}
         rest = count % size
-        held, count = table.slice(len(table) - rest).to_batches(), rest
+        pending, count = table.slice(len(table) - rest).to_batches(), rest
     if count:
-        yield _columns(pa.Table.from_batches(held)), count, {}
+        yield _columns(pa.Table.from_batches(pending)), count, {}
 
 
 def _types(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -36,10 +36,10 @@ class RowInference:
         self._outputs = {name: model.outputs[name] for name in outputs or model.outputs}
         self._free = asyncio.Semaphore(in_flight)
 
-    def schema(self, kept: pa.Schema) -> pa.Schema:
-        """Return the columns of the result: those that are ``kept``, the outputs, and `error`."""
+    def schema(self, copied: pa.Schema) -> pa.Schema:
+        """Return the columns of the result: the ``copied`` ones, the outputs, and `error`."""
         outputs = [pa.field(name, column_type(spec.datatype.name, spec.dims)) for name, spec in self._outputs.items()]
-        return pa.schema([*kept, *outputs, pa.field("error", pa.string())])
+        return pa.schema([*copied, *outputs, pa.field("error", pa.string())])
 
     async def infer(self, chunk: Chunk) -> tuple[list[Piece], dict[int, str]]:
         """Return the answers in the order of the rows, and the errors of the others by their place in the chunk."""
@@ -105,17 +105,17 @@ class RowInference:
 
     async def _ask(self, inputs: Mapping[str, RowTensors], rows: Sequence[int]) -> list[Array]:
         """Return each output for ``rows``, ``[rows, ...]``."""
-        given = {name: tensors.stack(rows) for name, tensors in inputs.items()}
+        values = {name: tensors.stack(rows) for name, tensors in inputs.items()}
         has_batch = self._model.max_batch_size > 0
         if not has_batch:
-            given = {name: tensor[0] for name, tensor in given.items()}
+            values = {name: tensor[0] for name, tensor in values.items()}
         try:
-            response = await self._infer(given)
+            response = await self._infer(values)
         except HeadraceError as error:
             if error.code is not Code.UNAVAILABLE or len(rows) > 1:
                 raise
             await asyncio.sleep(PAUSE_S)
-            response = await self._infer(given)
+            response = await self._infer(values)
         found = [decoded(response.outputs[name]) for name in self._outputs]
         return found if has_batch else [output[np.newaxis] for output in found]
 

@@ -82,7 +82,7 @@ class BundleCommand(Command):
         if arguments.action != "verify":
             if arguments.path is not None:
                 self._parser.error(f"Unexpected argument: {arguments.path}")
-            missing = [f"--{name}" for name in ("model-repository", "output") if not _given(arguments, name)]
+            missing = [f"--{name}" for name in ("model-repository", "output") if not _is_set(arguments, name)]
             if missing:
                 self._parser.error(f"the following arguments are required: {', '.join(missing)}")
         return arguments
@@ -165,7 +165,7 @@ def _scratch(output: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _given(arguments: argparse.Namespace, name: str) -> bool:
+def _is_set(arguments: argparse.Namespace, name: str) -> bool:
     if name == "model-repository" and arguments.action == "wheels":
         return True
     return bool(getattr(arguments, name.replace("-", "_")))

@@ -39,15 +39,15 @@ def read_models(repositories: Sequence[str]) -> list[BundledModel]:
     Raises `HeadraceError` for a repository that cannot be read, is empty, or has a model that could not be loaded.
     """
     models: dict[str, BundledModel] = {}
-    for number, given in enumerate(repositories):
-        root = Path(given.removeprefix(_FILE))
-        if "://" in given.removeprefix(_FILE) or not root.is_dir():
-            raise InvalidArgument(f"--model-repository '{given}' is no directory of this machine")
+    for number, repository in enumerate(repositories):
+        root = Path(repository.removeprefix(_FILE))
+        if "://" in repository.removeprefix(_FILE) or not root.is_dir():
+            raise InvalidArgument(f"--model-repository '{repository}' is no directory of this machine")
         folder = "models" if number == 0 else f"models-{number + 1}"
         with Inspector(ServerOptions(model_repository=(str(root),))) as inspector:
             names = sorted(inspector.models())
             if not names:
-                raise InvalidArgument(f"--model-repository '{given}' has no models")
+                raise InvalidArgument(f"--model-repository '{repository}' has no models")
             for name in names:
                 if name in models:
                     raise InvalidArgument(f"model '{name}' is in '{models[name].source.parent}' and in '{root}'")

@@ -100,9 +100,13 @@ def collect(
     constraints = into.parent / "constraints.txt"
     constraints.write_text("".join(f"{each}\n" for each in choice.constraints) if pinned else "")
     roots = choice.pinned if pinned else [each.partition("==")[0] for each in choice.pinned]
-    asked = [f"--find-links={into}", f"--constraint={constraints}", *(f"--requirement={path}" for path in requirements)]
+    options = [
+        f"--find-links={into}",
+        f"--constraint={constraints}",
+        *(f"--requirement={path}" for path in requirements),
+    ]
     verb = ["wheel", f"--wheel-dir={into}"] if target.is_here else ["download", f"--dest={into}", *target.pip_words()]
-    run_pip(*verb, *asked, *roots, *names, step=step)
+    run_pip(*verb, *options, *roots, *names, step=step)
     wheels = sorted(into.glob("*.whl"))
     size = sum(path.stat().st_size for path in wheels)
     step("wheels", f"{len(wheels)}, {size / (1 << 20):,.0f} MiB", is_last=True)

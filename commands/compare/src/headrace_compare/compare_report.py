@@ -69,8 +69,8 @@ def _summary(result: Comparison, urls: Sequence[str]) -> Iterator[str]:
     yield from map(one_line, result.notes)
     for url, times in zip(urls, result.latencies_ns, strict=True):
         if times:
-            told = ", ".join(f"{name} {value:.2f} ms" for name, value in _latency(times).items())
-            yield f"{one_line(url)}: {told}"
+            latencies = ", ".join(f"{name} {value:.2f} ms" for name, value in _latency(times).items())
+            yield f"{one_line(url)}: {latencies}"
     for page, count in sorted(result.documented.items()):
         yield f"{_number(count, 'difference')} as documented: {page}"
     total, models = sum(result.requests.values()), len(result.requests)

@@ -184,9 +184,9 @@ class Comparer:
         return self._add(request.model, request.place, differences)
 
     def _add(self, model: str, place: str, differences: Iterable[AnswerDifference], page: str = "") -> int:
-        return self.result.add(model, place, self._kept(differences), page)
+        return self.result.add(model, place, self._without_ignored(differences), page)
 
-    def _kept(self, differences: Iterable[AnswerDifference]) -> Iterator[AnswerDifference]:
+    def _without_ignored(self, differences: Iterable[AnswerDifference]) -> Iterator[AnswerDifference]:
         for each in differences:
             if not any(each.field.startswith(ignored) for ignored in self._ignored):
                 yield each

@@ -112,17 +112,17 @@ def _encoded(request: ComparedRequest) -> pb.ModelInferRequest:
     body = request.body
     message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=str(body.get("id", "")))
     _set(message.parameters, body.get("parameters", {}))
-    for tensor, given in zip(request.inputs, body["inputs"], strict=True):
+    for tensor, member in zip(request.inputs, body["inputs"], strict=True):
         added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        _set(added.parameters, given.get("parameters", {}))
+        _set(added.parameters, member.get("parameters", {}))
         message.raw_input_contents.append(tensor.wire_bytes())
-    for given in body.get("outputs", ()):
-        _set(message.outputs.add(name=given["name"]).parameters, given.get("parameters", {}))
+    for member in body.get("outputs", ()):
+        _set(message.outputs.add(name=member["name"]).parameters, member.get("parameters", {}))
     return message
 
 
-def _set(parameters: Any, given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
+def _set(parameters: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
         if isinstance(value, bool):
             parameters[name].bool_param = value
         elif isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -140,8 +140,8 @@ def _decoded(response: pb.ModelInferResponse) -> ServerAnswer:
     }
     if response.id:
         fields["id"] = response.id
-    given = MessageToDict(response).get("parameters", {})
-    parameters = {name: next(iter(value.values()), None) for name, value in given.items()}
+    values = MessageToDict(response).get("parameters", {})
+    parameters = {name: next(iter(value.values()), None) for name, value in values.items()}
     outputs = list[NamedTensor]()
     try:
         for at, each in enumerate(response.outputs):

@@ -145,12 +145,12 @@ def completed(request: ComparedRequest, metadata: Mapping[str, Any], config: Map
     for tensor in metadata.get("inputs", ()):
         if tensor["name"] not in step:
             continue
-        given = step[tensor["name"]]
+        value = step[tensor["name"]]
         try:
-            content = content_of(given)
+            content = content_of(value)
         except ValueError as error:
             raise BadRequests(f"{request.place}: '{tensor['name']}' has no base64: {error}") from error
-        shape = given.get("shape") if isinstance(given, dict) else None
+        shape = value.get("shape") if isinstance(value, dict) else None
         shape = shape or [int(each) for each in tensor["shape"]][int(has_rows) :]
         if isinstance(content, bytes):
             content = NamedTensor.from_bytes(tensor["name"], tensor["datatype"], shape, content).values.tolist()

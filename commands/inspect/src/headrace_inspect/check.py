@@ -111,11 +111,11 @@ class Check(Command):
 
 def _options(arguments: argparse.Namespace, repositories: Sequence[str], models: Sequence[Path]) -> ServerOptions:
     """Return the options that ``headrace serve`` has with the same flags. Raises `ConfigError`."""
-    given = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in _FLAGS}
+    values = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in _FLAGS}
     options = parse_options(
         [
             *(f"--model-repository={path}" for path in (*repositories, *(model.parent for model in models))),
-            *(f"{flag}={value}" for flag, value in given.items() if value is not None),
+            *(f"{flag}={value}" for flag, value in values.items() if value is not None),
             *(f"--rate-limit-resource={resource}" for resource in arguments.rate_limit_resource),
             *(["--disable-auto-complete-config"] if arguments.strict else []),
             *(["--allow-external-links=true"] if arguments.allow_external_links else []),
@@ -159,12 +159,12 @@ def _draw(reports: Sequence[ModelReport], path: Path) -> bool:
 def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Return the repositories among ``paths``, and the directories of single models."""
     repositories, models = [], []
-    for given in paths:
-        path = Path(given)
+    for path_text in paths:
+        path = Path(path_text)
         if Inspector.is_model(path):
             models.append(path if path.name else path.absolute())
         else:
-            repositories.append(given)
+            repositories.append(path_text)
     return repositories, models
 
 
@@ -199,12 +199,12 @@ def _lines(report: ModelReport, coloured: bool, shows_completed: bool) -> list[s
         *(f"  {one_line(str(problem))}" for problem in report.problems),
         *(f"  note: {one_line(str(note))}" for note in report.notes),
         *(f"  {one_line(line)}" for line in (as_text(report.graph) if report.graph else ())),
-        *(_paint(f"  {_told(each)}", _DIM, coloured) for each in report.completed if shows_completed),
+        *(_paint(f"  {_completion_line(each)}", _DIM, coloured) for each in report.completed if shows_completed),
         "",
     ]
 
 
-def _told(completion: CompletedField) -> str:
+def _completion_line(completion: CompletedField) -> str:
     return one_line(f"{completion.field} = {completion.value}   completed by {completion.source}")
 
 

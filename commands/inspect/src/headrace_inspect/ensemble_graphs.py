@@ -47,7 +47,7 @@ class StepGraph:
 
 def step_graph(config: ModelConfig) -> StepGraph:
     """Return the graph of an ensemble. The config may have errors."""
-    said = {
+    conditions = {
         key.removeprefix(_WHEN): value.string_value for key, value in config.parameters.items() if key.startswith(_WHEN)
     }
     steps = [
@@ -56,7 +56,7 @@ def step_graph(config: ModelConfig) -> StepGraph:
             step.model_name,
             dict(sorted(step.input_map.items())),
             dict(sorted(step.output_map.items())),
-            said.get(str(index), said.get(step.model_name, "")),
+            conditions.get(str(index), conditions.get(step.model_name, "")),
             0,
         )
         for index, step in enumerate(config.ensemble_scheduling.step)
@@ -73,18 +73,18 @@ def _levelled(steps: Sequence[GraphStep], inputs: Sequence[str]) -> list[GraphSt
         for tensor in needs:
             readers.setdefault(tensor, []).append(index)
     found: list[GraphStep] = []
-    given, level = list(dict.fromkeys(inputs)), 1
+    available, level = list(dict.fromkeys(inputs)), 1
     ready = [index for index, needs in enumerate(missing) if not needs]
-    while given or ready:
-        for tensor in given:
+    while available or ready:
+        for tensor in available:
             for index in readers.pop(tensor, ()):
                 missing[index].discard(tensor)
                 if not missing[index]:
                     ready.append(index)
-        given = []
+        available = []
         for index in sorted(ready):
             found.append(replace(steps[index], level=level))
-            given += steps[index].writes.values()
+            available += steps[index].writes.values()
         ready, level = [], level + 1
     known = {step.step for step in found}
     return found + [step for step in steps if step.step not in known]

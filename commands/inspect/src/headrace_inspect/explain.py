@@ -1,4 +1,4 @@
-"""``headrace explain``: shows why the last batches of a model ran when they did. It asks a running server."""
+"""``headrace explain``: shows why the last batches of a model ran, from a running server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Explain(ServerCommand):
         self.add_server_arguments(parser)
         parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches to show one by one")
 
-    def picture(self, told: Mapping[str, Any], arguments: Namespace) -> Iterator[str]:
-        return picture(told, arguments.last)
+    def picture(self, document: Mapping[str, Any], arguments: Namespace) -> Iterator[str]:
+        return picture(document, arguments.last)
 
 
 def _count(text: str) -> int:
@@ -37,23 +37,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
-    """Yield the lines to print for ``told``, an answer of the server, with the ``last`` batches one by one."""
-    batches = told["batches"]
-    yield f"{one_line(told['name'])} version {told['version']}: {_rule(told)}"
-    yield f"{told['waiting']} requests wait now, {told['in_flight']} are waiting or being executed"
-    yield from _shared(told.get("resources", ()))
+def picture(document: Mapping[str, Any], last: int) -> Iterator[str]:
+    """Yield the lines to print for ``document``, the response of the server, with each of the ``last`` batches."""
+    batches = document["batches"]
+    yield f"{one_line(document['name'])} version {document['version']}: {_rule(document)}"
+    yield f"{document['waiting']} requests wait now, {document['in_flight']} are waiting or being executed"
+    yield from _shared(document.get("resources", ()))
     if not batches:
         yield "no batch has run yet"
         return
     yield ""
     yield f"Why the last {len(batches)} batches ran, which took {batches[0]['age_us'] / 1e6:.3g} s until now:"
-    yield from _bars([(reason, count) for reason, count in told["reasons"].items()])
+    yield from _bars([(reason, count) for reason, count in document["reasons"].items()])
     yield ""
     yield "Their rows:"
-    yield from _bars(_joined([(size["rows"], size["batches"]) for size in told["sizes"]]))
+    yield from _bars(_joined([(size["rows"], size["batches"]) for size in document["sizes"]]))
     yield ""
-    waits = ", ".join(f"{name} {us} µs" for name, us in told["longest_wait_us"].items())
+    waits = ", ".join(f"{name} {us} µs" for name, us in document["longest_wait_us"].items())
     yield f"The request of a batch that waited longest: {waits}"
     if not last:
         return
@@ -64,16 +64,16 @@ def picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
     yield draw_table(head, [[f"{each['age_us'] / 1000:.1f}", *(str(each[key]) for key in keys)] for each in shown])
 
 
-def _rule(told: Mapping[str, Any]) -> str:
-    parts = [f"scheduler {one_line(told['scheduler'])}", f"{told['instances']} instances"]
-    if on_loop := sum(where == "event_loop" for where in told.get("runs_on", {}).values()):
+def _rule(document: Mapping[str, Any]) -> str:
+    parts = [f"scheduler {one_line(document['scheduler'])}", f"{document['instances']} instances"]
+    if on_loop := sum(where == "event_loop" for where in document.get("runs_on", {}).values()):
         parts.append(f"{on_loop} of them on the event loop")
-    if told["max_batch_size"]:
-        parts.append(f"at most {told['max_batch_size']} rows in a batch")
-    if told["preferred_batch_size"]:
-        parts.append(f"preferred {', '.join(map(str, told['preferred_batch_size']))}")
-    if told["max_queue_delay_us"]:
-        parts.append(f"a delay of {told['max_queue_delay_us']} µs")
+    if document["max_batch_size"]:
+        parts.append(f"at most {document['max_batch_size']} rows in a batch")
+    if document["preferred_batch_size"]:
+        parts.append(f"preferred {', '.join(map(str, document['preferred_batch_size']))}")
+    if document["max_queue_delay_us"]:
+        parts.append(f"a delay of {document['max_queue_delay_us']} µs")
     return ", ".join(parts)
 
 

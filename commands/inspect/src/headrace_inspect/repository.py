@@ -32,7 +32,7 @@ class Load(ServerCommand):
     def question(self, arguments: Namespace) -> tuple[str, str, Mapping[str, Any] | None]:
         return "POST", f"v2/repository/models/{quote(arguments.model, safe='')}/{self.path}", {}
 
-    def picture(self, told: None, arguments: Namespace) -> Iterator[str]:
+    def picture(self, document: None, arguments: Namespace) -> Iterator[str]:
         yield f"model '{one_line(arguments.model)}' is loaded"
 
 
@@ -47,7 +47,7 @@ class Unload(Load):
     path = "unload"
     timeout_s = 10.0
 
-    def picture(self, told: None, arguments: Namespace) -> Iterator[str]:
+    def picture(self, document: None, arguments: Namespace) -> Iterator[str]:
         yield f"model '{one_line(arguments.model)}' takes no more requests"
 
 
@@ -66,8 +66,8 @@ class Index(ServerCommand):
     def question(self, arguments: Namespace) -> tuple[str, str, Mapping[str, Any] | None]:
         return "POST", "v2/repository/index", {"ready": True} if arguments.ready else {}
 
-    def picture(self, told: Sequence[Mapping[str, Any]], arguments: Namespace) -> Iterator[str]:
-        yield draw_table(_HEAD, [_row(line) for line in told]).rstrip("\n") if told else "no models"
+    def picture(self, document: Sequence[Mapping[str, Any]], arguments: Namespace) -> Iterator[str]:
+        yield draw_table(_HEAD, [_row(line) for line in document]).rstrip("\n") if document else "no models"
 
 
 def _row(line: Mapping[str, Any]) -> list[str]:

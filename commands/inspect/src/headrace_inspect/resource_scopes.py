@@ -27,11 +27,11 @@ class ResourceScopes:
         """Yield a problem for each resource of ``config`` that is declared in the other way elsewhere."""
         for field, resource, is_global in _resources(config):
             if others := self._named.get((resource, not is_global)):
-                said = f"model '{others[0]}' has it {'per device' if is_global else 'global'}"
+                other = f"model '{others[0]}' has it {'per device' if is_global else 'global'}"
                 yield Problem(
                     field,
                     f'Resource "{resource}" is present as both global and device-specific resource in the model '
-                    f"configuration. Here it is {'global' if is_global else 'per device'}, and {said}",
+                    f"configuration. Here it is {'global' if is_global else 'per device'}, and {other}",
                 )
 
 

@@ -63,13 +63,13 @@ class Trial:
 
 @contextlib.contextmanager
 def _stdout_aside() -> Iterator[None]:
-    """Send what models print to stderr, also that of model processes: stdout is for the reports."""
+    """Redirect stdout to stderr, also for model processes: stdout is for the reports."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -22,22 +22,22 @@ IMAGE = "headrace"
 
 
 def migrate_text(
-    text: str, report: Report, image: str = "", kind: SourceKind | None = None, *, may_look: bool = False
+    text: str, report: Report, image: str = "", kind: SourceKind | None = None, *, reads_models: bool = False
 ) -> None:
     """Fill ``report`` from ``text``, and set its new text. ``kind`` is None if the content decides.
 
-    With ``may_look``, the repositories that a command line names are read, if they are directories here.
+    If ``reads_models``, the local model repositories in command lines are read, too.
     Raises `BadInput`.
     """
     try:
-        _read(text, report, image, kind or kind_of(text, report.source), may_look)
+        _read(text, report, image, kind or kind_of(text, report.source), reads_models)
     except BadInput as error:
         if not error.line:
             raise
         raise BadInput(f"{report.source}:{error.line}: {error}") from None
 
 
-def _read(text: str, report: Report, image: str, kind: SourceKind, may_look: bool) -> None:
+def _read(text: str, report: Report, image: str, kind: SourceKind, reads_models: bool) -> None:
     if kind is SourceKind.PROPERTIES:
         report.new, report.shows_new = read_properties(text, report), True
         return
@@ -55,7 +55,7 @@ def _read(text: str, report: Report, image: str, kind: SourceKind, may_look: boo
         found, report.shows_new = commands.found > 0, True
     if not found:
         raise BadInput(f"{report.source}: nothing of Triton is in this {kind.value}")
-    for repository in dict.fromkeys(commands.repositories) if may_look and kind is SourceKind.SHELL else ():
+    for repository in dict.fromkeys(commands.repositories) if reads_models and kind is SourceKind.SHELL else ():
         if "://" not in repository and Path(repository).is_dir():
             review_models(Path(repository), report)
     report.new = edits.result()

@@ -91,7 +91,7 @@ def _report(arguments: argparse.Namespace) -> Report:
     report = Report(source)
     if arguments.repository:
         review_models(Path(arguments.repository), report)
-    migrate_text(text, report, arguments.image, kind, may_look=not arguments.repository)
+    migrate_text(text, report, arguments.image, kind, reads_models=not arguments.repository)
     if target is not None and report.new is not None:
         _write(target, report.new)
     return report

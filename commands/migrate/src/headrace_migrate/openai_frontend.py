@@ -56,11 +56,11 @@ def review_frontend(words: Sequence[str], lines: Sequence[int], report: Report) 
     """Report on ``words``, what follows the program. Return the new command, and the repositories that it names."""
     report.distributions.add("headrace-openai")
     flags = list(_flags(words, lines, report))
-    given = {flag.name for flag in flags}
+    names = {flag.name for flag in flags}
     new = [each for flag in flags for each in _renamed(flag, report)]
-    if "openai-port" not in given:
+    if "openai-port" not in names:
         new.append("--openai-port=9000")
-    if "enable-kserve-frontends" not in given:
+    if "enable-kserve-frontends" not in names:
         new += ["--allow-http=false", "--allow-grpc=false"]
     report.add(lines[0] if lines else 0, "metrics", "/metrics", Verdict.DIFFERS, "on port 8002 only", "docs/metrics.md")
     _check(new, lines[0] if lines else 0, report)

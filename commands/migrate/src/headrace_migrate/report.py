@@ -102,7 +102,8 @@ class Report:
     def as_text(self) -> str:
         """Return the report as a table, and a sentence."""
         rows = [
-            (str(each.line or ""), each.kind, shortened(each.name), _told(each), each.docs) for each in self._sorted()
+            (str(each.line or ""), each.kind, shortened(each.name), _verdict_text(each), each.docs)
+            for each in self._sorted()
         ]
         table = draw_table(("Line", "What", "Written", "In Headrace", "Documentation"), rows) if rows else ""
         return table + "\n".join(self._sentences()) + "\n"
@@ -128,5 +129,5 @@ def shortened(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _told(finding: Finding) -> str:
+def _verdict_text(finding: Finding) -> str:
     return f"{finding.verdict.value}: {finding.detail}" if finding.detail else finding.verdict.value

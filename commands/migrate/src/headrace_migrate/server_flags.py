@@ -67,14 +67,14 @@ class FlagReview:
                     continue
                 value = words[at]
                 at += 1
-            given = f"--{flag.name}={value}" if flag.argument else word
+            option = f"--{flag.name}={value}" if flag.argument else word
             shown = word if equals or not flag.argument else f"{name} {value}"
             if flag.name in _REPOSITORIES:
                 found.repositories.append(value)
-            if self._judge(flag, shown, given, value, line):
+            if self._check(flag, shown, option, value, line):
                 found.dropped.update(range(first, at))
             elif not has_variable(value):
-                checked.append(given)
+                checked.append(option)
         self._check_together(checked, lines[0] if lines else 0)
         return found
 
@@ -100,7 +100,7 @@ class FlagReview:
             self._report.add(line, "flag", word, Verdict.NOT_THERE, detail, _PAGE)
         return None
 
-    def _judge(self, flag: FlagHelp, shown: str, given: str, value: str, line: int) -> bool:
+    def _check(self, flag: FlagHelp, shown: str, option: str, value: str, line: int) -> bool:
         """Report on a flag. True if the new command line leaves it out."""
         page, add = _page(flag), self._report.add
         if flag.argument and has_variable(value):
@@ -110,7 +110,7 @@ class FlagReview:
             self._add_repository(shown, value, line)
             return False
         try:
-            is_set = parse_options(BASE) != parse_options([*BASE, given])
+            is_set = parse_options(BASE) != parse_options([*BASE, option])
         except ConfigError as error:
             is_set, reason = True, error.message.partition("\n")[2] or error.message
             if flag.state != "refused" and "requires setting" not in reason:
@@ -158,14 +158,14 @@ class FlagReview:
         found = _EXTRA.search(flag.text)
         return found[1] if found else ""
 
-    def _check_together(self, given: Sequence[str], line: int) -> None:
+    def _check_together(self, options: Sequence[str], line: int) -> None:
         """Report what the flags forbid each other: each alone is in order."""
         try:
-            parse_options([*BASE, *given])
+            parse_options([*BASE, *options])
         except ConfigError as error:
             reason = error.message.splitlines()[0]
             if "Bad option" not in reason:
-                self._report.add(line, "flags", " ".join(given), Verdict.NOT_THERE, reason, _PAGE)
+                self._report.add(line, "flags", " ".join(options), Verdict.NOT_THERE, reason, _PAGE)
 
 
 def _page(flag: FlagHelp) -> str:

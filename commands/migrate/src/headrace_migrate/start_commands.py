@@ -66,7 +66,7 @@ class StartCommands:
             assert start.entry is not None
             self._read_shell(start.entry)
             if start.command is not None and command != []:
-                self._tell(start.command, Verdict.AS_IT_IS, "no effect: ENTRYPOINT is in shell form")
+                self._add(start.command, Verdict.AS_IT_IS, "no effect: ENTRYPOINT is in shell form")
         elif command is not None:
             self._read_words(entry, command)
         else:
@@ -79,7 +79,7 @@ class StartCommands:
         lacks_script = script_of(texts) is None and script_of([*texts, ""]) is not None
         if program_at(texts) is not None or lacks_script:
             detail = f"{texts[0]} gets the arguments /bin/sh -c: write CMD as JSON"
-            self._tell(command, Verdict.DIFFERS, detail)
+            self._add(command, Verdict.DIFFERS, detail)
             self._read_words(entry, ())
             return
         for index in self._commands.read_entry_points(entry):
@@ -111,7 +111,7 @@ class StartCommands:
 
     def _read_shell(self, each: Instruction) -> None:
         if each.body.lstrip().startswith("["):
-            self._tell(each, Verdict.DIFFERS, "no JSON: it runs in a shell, with the brackets")
+            self._add(each, Verdict.DIFFERS, "no JSON: it runs in a shell, with the brackets")
 
         def locate(word: Word) -> PlacedWord:
             start, end = each.start + word.start, each.start + word.end
@@ -133,6 +133,6 @@ class StartCommands:
             for word, (start, end) in zip(value, spans, strict=False)
         ]
 
-    def _tell(self, each: Instruction, verdict: Verdict, detail: str) -> None:
+    def _add(self, each: Instruction, verdict: Verdict, detail: str) -> None:
         name = f"{each.name} {' '.join(each.body.split())}"
         self._report.add(each.line, "command", name, verdict, detail, _PAGE)

@@ -44,16 +44,16 @@ class TemplateMethod(GrpcMethod):
     extension: Template
 
     async def answer(self, request: bytes, caller: Caller) -> bytes:
-        asked = parse(request)
-        return await self.extension.infer(str(asked.get("model")), "", asked.get("inputs"), caller)
+        document = parse(request)
+        return await self.extension.infer(str(document.get("model")), "", document.get("inputs"), caller)
 
 
 class Template(Extension):
     name = "template"
     announces = ("template",)
     adds = (TemplateRoute, TemplateMethod)
-    metrics = (PublishedMetric("headrace_template_asked_total", "Requests that were answered.", "counter"),)
-    asked = 0
+    metrics = (PublishedMetric("headrace_template_requests_total", "Requests that were answered.", "counter"),)
+    requests = 0
 
     async def infer(self, model: str, version: str, inputs: Any, caller: Caller) -> bytes:
         specs = self.engine.resolve(model, version).inputs
@@ -66,11 +66,11 @@ class Template(Extension):
         outputs: dict[str, Any] = {}
         async for response in self.engine.responses(InferRequest(model, tensors, model_version=version), caller):
             outputs |= {name: values(tensor) for name, tensor in response.outputs.items()}
-        self.asked += 1
+        self.requests += 1
         return json.dumps(outputs, default=lambda text: text.decode(errors="replace")).encode()
 
     def measure(self) -> Mapping[str, float]:
-        return {"headrace_template_asked_total": self.asked}
+        return {"headrace_template_requests_total": self.requests}
 
 
 def values(tensor: Tensor) -> Any:

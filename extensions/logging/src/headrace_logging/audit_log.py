@@ -127,7 +127,7 @@ class EventHandler(logging.Handler):
 
 
 class AuditLogFile(Extension):
-    """Adds what the server does by itself, counts the lines, and closes the file when the server has stopped."""
+    """Records actions of the server itself, counts the lines, and closes the file when the server has stopped."""
 
     name: ClassVar[str] = "audit-log"
     metrics: ClassVar[Sequence[PublishedMetric]] = (
@@ -150,21 +150,21 @@ class AuditLogFile(Extension):
 
     @hookimpl
     def server_started(self) -> None:
-        self._tell_of_server("server_started")
+        self._record_server_event("server_started")
         LOGGER.addHandler(self._handler)
 
     @hookimpl
     def server_stopping(self) -> None:
-        self._tell_of_server("server_stopping")
+        self._record_server_event("server_stopping")
         LOGGER.removeHandler(self._handler)
 
     @hookimpl
     def model_loaded(self, model: ServedModel) -> None:
-        self._tell_of_model("model_loaded", model)
+        self._record_model_event("model_loaded", model)
 
     @hookimpl
     def model_unloaded(self, model: ServedModel) -> None:
-        self._tell_of_model("model_unloaded", model)
+        self._record_model_event("model_unloaded", model)
 
     def measure(self) -> Mapping[str, float]:
         trail = self._options.trail
@@ -173,11 +173,11 @@ class AuditLogFile(Extension):
     def close(self) -> None:
         self._options.trail.close()
 
-    def _tell_of_server(self, what: str) -> None:
+    def _record_server_event(self, what: str) -> None:
         self._options.trail.event(what, pid=os.getpid(), uid=os.getuid(), id=self.engine.options.id)
 
-    def _tell_of_model(self, what: str, model: ServedModel) -> None:
-        """Tell that ``model`` was loaded or unloaded, unless that is a part of an operation that has its line."""
+    def _record_model_event(self, what: str, model: ServedModel) -> None:
+        """Record a load or an unload of ``model``, unless it is part of an operation that has its own line."""
         trail = self._options.trail
         if model.name not in trail.busy:
             trail.event(what, model.name, version=model.version)

@@ -28,23 +28,23 @@ _NS = 1_000_000_000
 
 
 class LineAllowance:
-    """A number of lines per second, and what has been left out since it was told."""
+    """A rate limit of lines, and the number of lines that were left out since the last report."""
 
-    __slots__ = ("_at_ns", "_most_ns", "_ns_each", "left_out")
+    __slots__ = ("_at_ns", "_max_ns", "_ns_each", "left_out")
 
     def __init__(self, per_second: int) -> None:
-        """Without ``per_second``, there are none."""
+        """If ``per_second`` is 0, no line is allowed."""
         self._ns_each = _NS // per_second if per_second else 1
-        self._most_ns = _BURST_S * _NS if per_second else -1
+        self._max_ns = _BURST_S * _NS if per_second else -1
         self._at_ns = 0
         self.left_out = 0
 
     def take(self, now_ns: int) -> bool:
         """True if one more line may be written."""
-        begun_ns = max(self._at_ns, now_ns)
-        if begun_ns - now_ns > self._most_ns:
+        slot_ns = max(self._at_ns, now_ns)
+        if slot_ns - now_ns > self._max_ns:
             return False
-        self._at_ns = begun_ns + self._ns_each
+        self._at_ns = slot_ns + self._ns_each
         return True
 
 
@@ -57,7 +57,7 @@ class AuditTrail:
         self.file = LineFile(path, lines, "audit log", "--audit-log-file")
         self._size = size
         self._refusals, self._operations = LineAllowance(refusals), LineAllowance(_OPERATIONS)
-        self._is_telling = False
+        self._is_reporting = False
         #: The lines that were left out.
         self.left_out = 0
         #: The models that operations load or unload now.
@@ -81,12 +81,12 @@ class AuditTrail:
             self._leave_out(allowance)
 
     def event(self, what: str, model: str = "", **details: Any) -> None:
-        """Add the line of what the server has done by itself. Any thread."""
+        """Add the line of an action of the server itself. Any thread."""
         self.file.add_now(Audited(monotonic_ns(), "server", "", what, "", model=model, details=details))
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
-        self._tell()
+        """Write the waiting lines, and close the file."""
+        self._report_left_out()
         self.file.close()
 
     def _add(
@@ -111,13 +111,13 @@ class AuditTrail:
     def _leave_out(self, allowance: LineAllowance) -> None:
         allowance.left_out += 1
         self.left_out += 1
-        if not self._is_telling:
-            self._is_telling = True
-            asyncio.get_running_loop().call_later(1.0, self._tell)
+        if not self._is_reporting:
+            self._is_reporting = True
+            asyncio.get_running_loop().call_later(1.0, self._report_left_out)
 
-    def _tell(self) -> None:
-        """Add the line that says what was left out."""
-        self._is_telling = False
+    def _report_left_out(self) -> None:
+        """Add the line with the number of lines that were left out."""
+        self._is_reporting = False
         refusals, operations = self._refusals.left_out, self._operations.left_out
         if refusals or operations:
             self._refusals.left_out = self._operations.left_out = 0

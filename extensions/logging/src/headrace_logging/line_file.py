@@ -24,7 +24,7 @@ from headrace import ConfigError, rate_limited_logger
 log = rate_limited_logger(__name__)
 
 #: If so many records wait for the thread, those of the next `GATHER_S` are dropped.
-MAX = 16_384
+MAX_WAITING = 16_384
 #: Records of this time are written together.
 GATHER_S = 0.1
 #: Records that are formatted and written at once: this keeps the event loop waiting for about 1 ms.
@@ -57,11 +57,10 @@ class LineFile:
     can not be opened at first.
 
     ``add`` takes a record and never blocks. Records come thousands of times a second, so it is usually the method of
-    the queue itself, in C. What must be done now and then is done by `_tick`, and by the other functions that ``add``
-    is::
+    the queue itself, in C. `_tick` replaces ``add`` when something else must be done::
 
-        _wake_up --a record--> deque.append --nothing came for GATHER_S--> _wake_up
-                               deque.append --MAX wait--> _refuse --there is room--> deque.append
+        _wake_up --a record--> deque.append --no record for GATHER_S---> _wake_up
+                               deque.append --MAX_WAITING wait--> _refuse --there is room--> deque.append
     """
 
     def __init__(self, path: str, lines: Lines, name: str, flag: str) -> None:
@@ -71,8 +70,8 @@ class LineFile:
         self.add: Callable[[tuple[Any, ...]], object] = self._wake_up
         self._wake = threading.Event()
         self._is_closed = False
-        #: Records that were dropped by the event loop and by the thread, and those of both that the file tells of.
-        self._refused = self._lost = self._told = 0
+        #: Records dropped by the event loop and by the thread, and dropped ones that a line of the file reports.
+        self._refused = self._lost = self._reported = 0
         self._is_failing = self._is_torn = False
         try:
             self._descriptor = _open(path)
@@ -88,8 +87,8 @@ class LineFile:
         return self._refused + self._lost
 
     def add_now(self, record: tuple[Any, ...]) -> None:
-        """Add a record that is written at once: for few of them. Any thread; never blocks."""
-        if len(self._waiting) >= MAX:
+        """Add a record that is written at once: for rare records. Any thread. Does not block."""
+        if len(self._waiting) >= MAX_WAITING:
             self._refuse(record)
             return
         self._waiting.append(record)
@@ -101,22 +100,22 @@ class LineFile:
         asyncio.get_running_loop().call_later(GATHER_S, self._tick)
 
     def _refuse(self, record: tuple[Any, ...]) -> None:
-        if self.dropped == self._told:
+        if self.dropped == self._reported:
             log.warning("the %s takes lines too slowly, and records are dropped", self._name)
         self._refused += 1
 
     def _tick(self) -> None:
-        """Let the thread write what waits. Called every `GATHER_S` while records come."""
+        """Wake the thread if records wait. Called every `GATHER_S` while records arrive."""
         waits = len(self._waiting)
         if not waits:
             self.add = self._wake_up
             return
-        self.add = self._waiting.append if waits < MAX else self._refuse
+        self.add = self._waiting.append if waits < MAX_WAITING else self._refuse
         self._wake.set()
         asyncio.get_running_loop().call_later(GATHER_S, self._tick)
 
     def close(self) -> None:
-        """Write what waits, for at most two seconds, and close the file."""
+        """Write the waiting records for at most 2 s, and close the file."""
         self._is_closed = True
         self._wake.set()
         self._thread.join(_LAST_S)
@@ -137,11 +136,11 @@ class LineFile:
             os.close(self._descriptor)
 
     def _write_some(self) -> None:
-        """Write at most 512 records. Drop those that the file does not take."""
+        """Write at most 512 records. Drop those that cannot be written."""
         count = min(len(self._waiting), _AT_ONCE)
         records = list(starmap(self._waiting.popleft, repeat((), count)))
-        untold = self.dropped - self._told
-        before = ["\n"] * self._is_torn + [self._lines.note(untold)] * bool(untold)
+        unreported = self.dropped - self._reported
+        before = ["\n"] * self._is_torn + [self._lines.note(unreported)] * bool(unreported)
         since_epoch_ns = time_ns() - monotonic_ns()
         data = "".join([*before, self._lines.lines(records, since_epoch_ns)]).encode()
         done, failure = 0, None
@@ -154,12 +153,12 @@ class LineFile:
             self._is_torn = not data.endswith(b"\n", 0, done)
         lines = data.count(b"\n", 0, done)
         if lines >= len(before):
-            self._told += untold
-        kept = max(0, lines - len(before))
-        self.written += kept
-        self._lost += len(records) - kept
+            self._reported += unreported
+        written = max(0, lines - len(before))
+        self.written += written
+        self._lost += len(records) - written
         if failure is None and self._is_failing:
-            log.warning("the %s is written again; %d records were dropped", self._name, untold)
+            log.warning("the %s is written again; %d records were dropped", self._name, unreported)
         elif failure is not None and not self._is_failing:
             log.warning("the %s can not be written, and records are dropped: %s", self._name, failure)
         self._is_failing = failure is not None

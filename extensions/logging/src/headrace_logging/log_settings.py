@@ -57,15 +57,15 @@ class ChangeSettings(ReadSettings):
 
     async def answer(self, call: HttpCall) -> HttpReply:
         document = await call.read_json()
-        given = document if isinstance(document, dict) else {}
-        wanted = {name: given[name] for name in _FIELDS if given.get(name) is not None}
-        for name, value in wanted.items():
+        members = document if isinstance(document, dict) else {}
+        changes = {name: members[name] for name in _FIELDS if members.get(name) is not None}
+        for name, value in changes.items():
             if name != "log_file":
                 call.read_value(value, _KINDS.get(name, bool))
-        if wanted:
-            call.caller.note(settings=wanted)
+        if changes:
+            call.caller.note(settings=changes)
         await self.extension.change(
-            wanted, lambda found: Unavailable(f"invalid argument for --log_format, got: {found}")
+            changes, lambda found: Unavailable(f"invalid argument for --log_format, got: {found}")
         )
         return await super().answer(call)
 
@@ -80,14 +80,14 @@ class LogSettingsMethod(GrpcMethod):
         return grpc_service_pb2.LogSettingsRequest.FromString(message)
 
     async def answer(self, request: grpc_service_pb2.LogSettingsRequest, caller: Caller) -> Any:
-        wanted: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for name, setting in request.settings.items():
             if name in _FIELDS:
-                wanted[name] = _value(name, setting)
-        if wanted:
-            caller.note(settings=wanted)
+                changes[name] = _value(name, setting)
+        if changes:
+            caller.note(settings=changes)
         refusal = "invalid argument for log_format, got: "
-        await self.extension.change(wanted, lambda found: InvalidArgument(f"{refusal}{found}"))
+        await self.extension.change(changes, lambda found: InvalidArgument(f"{refusal}{found}"))
         response = grpc_service_pb2.LogSettingsResponse()
         for name, value in self.extension.settings().items():
             setattr(response.settings[name], _parameter(name), value)
@@ -114,14 +114,14 @@ class Logging(Extension):
         """Return the settings by their names in Triton."""
         return {name: getattr(self.log.settings, field) for name, field in _FIELDS.items()}
 
-    async def change(self, wanted: Mapping[str, Any], wrong_format: Callable[[str], Exception]) -> None:
-        """Change the settings to ``wanted``, whose values have the right types, in all workers. Raises before anything
+    async def change(self, changes: Mapping[str, Any], wrong_format: Callable[[str], Exception]) -> None:
+        """Change the settings to ``changes``, whose values have the right types, in all workers. Raises before anything
         changes."""
-        if "log_file" in wanted:
+        if "log_file" in changes:
             raise Unsupported("log file location can not be updated through network protocol")
-        if "log_format" in wanted and wanted["log_format"] not in _FORMATS:
-            raise wrong_format(wanted["log_format"])
-        for name, value in wanted.items():
+        if "log_format" in changes and changes["log_format"] not in _FORMATS:
+            raise wrong_format(changes["log_format"])
+        for name, value in changes.items():
             await self.engine.share(self, name, {name: value})
 
     async def apply(self, change: Mapping[str, Any]) -> None:

@@ -69,8 +69,8 @@ class OpenApi(Extension):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._turn = asyncio.Lock()
-        self._kept: tuple[object, bytes] = (None, b"")
+        self._lock = asyncio.Lock()
+        self._cached: tuple[object, bytes] = (None, b"")
         #: Another object after each change of the models.
         self._last_change = object()
 
@@ -84,15 +84,15 @@ class OpenApi(Extension):
 
     async def document(self) -> bytes:
         """Return the description as JSON. Raises `Unavailable` before the end of the start."""
-        async with self._turn:
+        async with self._lock:
             state = self._state()
-            if self._kept[0] != state:
+            if self._cached[0] != state:
                 models = self._models()
                 document = await asyncio.to_thread(
                     write_document, self.engine.options.id, self.engine.version, self._routes(), models
                 )
-                self._kept = (state, document)
-            return self._kept[1]
+                self._cached = (state, document)
+            return self._cached[1]
 
     def _state(self) -> tuple[Any, ...]:
         """Return what is equal as long as the document is right."""

@@ -15,7 +15,7 @@ from headrace import ModelView, Unsupported
 #: An example with more elements is not a part of the description: it is a document of its own.
 INLINE = 64
 #: The most elements of an example. The document is made on the event loop's threads, and is sent whole.
-MAX = 1 << 22
+MAX_ELEMENTS = 1 << 22
 #: Data types that JSON has no numbers for.
 _BINARY_ONLY = ("FP16", "BF16")
 _ZEROS = {"BOOL": "false", "BYTES": '"text"', "FP32": "0.0", "FP64": "0.0"}
@@ -25,17 +25,17 @@ def why_no_example(model: ModelView) -> str:
     """Return why there is no JSON request for ``model``; empty if there is one."""
     if model.decoupled:
         return "it gives any number of responses, so that `infer` over HTTP refuses it: use gRPC or a stream"
-    for name, datatype, shape in _asked(model):
+    for name, datatype, shape in _required_inputs(model):
         if datatype in _BINARY_ONLY:
             return f"input '{name}' is {datatype}, which JSON can not express: send it as binary data"
-        if prod(shape) > MAX:
+        if prod(shape) > MAX_ELEMENTS:
             return f"input '{name}' has {prod(shape)} elements"
     return ""
 
 
 def elements(model: ModelView) -> int:
     """Return the number of elements of all inputs of the example."""
-    return sum(prod(shape) for _, _, shape in _asked(model))
+    return sum(prod(shape) for _, _, shape in _required_inputs(model))
 
 
 def example(model: ModelView) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def example_body(model: ModelView) -> bytes:
     if reason := why_no_example(model):
         raise Unsupported(f"model '{model.name}' has no example in JSON: {reason}")
     inputs = []
-    for name, datatype, shape in _asked(model):
+    for name, datatype, shape in _required_inputs(model):
         head = json.dumps({"name": name, "shape": shape, "datatype": datatype})
         values = ",".join([_ZEROS.get(datatype, "0")] * prod(shape))
         inputs.append(f'{head[:-1]}, "data": [{values}]}}')
@@ -60,8 +60,8 @@ def example_body(model: ModelView) -> bytes:
     return f'{{"inputs": [{", ".join(inputs)}]{more}}}'.encode()
 
 
-def _asked(model: ModelView) -> list[tuple[str, str, list[int]]]:
-    """Return name, data type and shape of each input that a request needs; of all, if it needs none of them."""
+def _required_inputs(model: ModelView) -> list[tuple[str, str, list[int]]]:
+    """Return name, data type and shape of each required input, or of all inputs if all are optional."""
     optional = {each.name for each in model.config.input if each.optional}
     declared: Sequence[Mapping[str, Any]] = model.metadata["inputs"]
     needed = [each for each in declared if each["name"] not in optional] or declared

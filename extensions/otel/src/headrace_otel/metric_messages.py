@@ -28,8 +28,8 @@ _UNITS = {"us": "us", "ms": "ms", "secs": "s", "bytes": "By"}
 class SeriesStarts:
     """The time at which each cumulative series began: a model that is loaded again counts from zero."""
 
-    def __init__(self, begun_ns: int) -> None:
-        self._before_ns = self._now_ns = begun_ns
+    def __init__(self, start_ns: int) -> None:
+        self._before_ns = self._now_ns = start_ns
         self._last: dict[tuple[str, ...], tuple[float, int]] = {}
         self._found: dict[tuple[str, ...], tuple[float, int]] = {}
 
@@ -51,9 +51,9 @@ class SeriesStarts:
 class MetricMessages:
     """Makes the messages of one process. One thread."""
 
-    def __init__(self, resource: Resource, begun_ns: int, is_exponential: bool) -> None:
+    def __init__(self, resource: Resource, start_ns: int, is_exponential: bool) -> None:
         self._resource, self._is_exponential = resource, is_exponential
-        self._starts = SeriesStarts(begun_ns)
+        self._starts = SeriesStarts(start_ns)
         self._attributes: dict[tuple[tuple[str, str], ...], list[KeyValue]] = {}
 
     def write(self, families: Iterable[Metric], now_ns: int) -> Iterator[bytes]:

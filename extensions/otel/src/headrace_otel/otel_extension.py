@@ -98,16 +98,16 @@ class OtelExtension(Extension):
         return machine_metrics(self.engine.options)
 
 
-def _resource(given: Mapping[str, str], has_workers: bool) -> Resource:
+def _resource(attributes: Mapping[str, str], has_workers: bool) -> Resource:
     """Return the resource of this process. The instance tells workers and restarted servers apart."""
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
     from headrace_otel.log_messages import attribute
 
     attributes = {
-        "service.instance.id": str(uuid.uuid4()), "host.name": socket.gethostname(), **given
+        "service.instance.id": str(uuid.uuid4()), "host.name": socket.gethostname(), **attributes
     }  # fmt: skip
-    if has_workers and "service.instance.id" in given:
+    if has_workers and "service.instance.id" in attributes:
         attributes["service.instance.id"] += f".{os.getpid()}"
     values = [attribute(name, value) for name, value in attributes.items()]
     return Resource(attributes=[*values, attribute("process.pid", os.getpid())])

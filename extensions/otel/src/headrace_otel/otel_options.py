@@ -85,8 +85,8 @@ class OtelOptions(OptionGroup):
         protocol = self.protocol or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         if protocol not in _PORTS:
             raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}, expected http/protobuf or grpc")
-        given = self.endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-        url = given or f"http://localhost:{_PORTS[protocol]}"
+        endpoint = self.endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+        url = endpoint or f"http://localhost:{_PORTS[protocol]}"
         shown = _USER.sub("***@", url)
         try:
             parts = urlsplit(url)
@@ -113,7 +113,7 @@ class OtelOptions(OptionGroup):
 
     @cached_property
     def attributes(self) -> Mapping[str, str]:
-        """The attributes of the resource that are given. Raises `ValueError`."""
+        """The attributes of the resource that are set. Raises `ValueError`."""
         service = os.environ.get("OTEL_SERVICE_NAME")
         return {
             "service.name": "triton-inference-server",

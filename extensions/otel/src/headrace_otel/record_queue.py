@@ -1,4 +1,4 @@
-"""Log lines and access records that wait to be sent: at most `MAX`, the others are counted. Any thread."""
+"""Log lines and access records that wait to be sent: at most `MAX_WAITING`, the others are counted. Any thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Final
 
 #: Records that wait. A line has at most 16 KiB, and most have 200 bytes.
-MAX: Final = 8192
+MAX_WAITING: Final = 8192
 
 
 class RecordQueue:
@@ -20,11 +20,11 @@ class RecordQueue:
 
     def add(self, record: tuple[Any, ...]) -> None:
         waiting = self._waiting
-        if len(waiting) >= MAX:
+        if len(waiting) >= MAX_WAITING:
             self.dropped += 1
             return
         waiting.append(record)
-        if len(waiting) == MAX // 4:
+        if len(waiting) == MAX_WAITING // 4:
             self.has_many.set()
 
     def take(self, most: int) -> list[tuple[Any, ...]]:

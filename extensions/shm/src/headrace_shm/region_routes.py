@@ -60,8 +60,8 @@ class SystemRegister(HttpRoute):
             raise InvalidArgument("'region name' is necessary to register system shared memory region")
         self.extension.require_allowed()
         document = await call.read_json()
-        key = call.read_value(_asked(document, "key"), str)
-        size = call.read_value(_asked(document, "byte_size"), int)
+        key = call.read_value(_required(document, "key"), str)
+        size = call.read_value(_required(document, "byte_size"), int)
         offset = call.read_value(document["offset"], int) if "offset" in document else 0
         call.caller.note(kind="system", region=name, key=key, offset=offset, byte_size=size)
         await self.extension.register_system(name, key, offset, size)
@@ -79,9 +79,9 @@ class CudaRegister(HttpRoute):
             raise InvalidArgument("'region name' is necessary to register cuda shared memory region")
         self.extension.require_allowed()
         document = await call.read_json()
-        given = _asked(document, "raw_handle")
+        raw_handle = _required(document, "raw_handle")
         try:
-            handle = b64decode(call.read_value(_member(given, "b64"), str), validate=True)
+            handle = b64decode(call.read_value(_member(raw_handle, "b64"), str), validate=True)
         except ValueError:
             handle = b""
         size = call.read_value(_member(document, "byte_size"), int)
@@ -93,8 +93,8 @@ class CudaRegister(HttpRoute):
         return _DONE
 
 
-def _asked(document: Any, field: str) -> Any:
-    """Return a field of the request. Anything that is no object has none."""
+def _required(document: Any, field: str) -> Any:
+    """Return a field of the request. A value that is no object has no fields."""
     if type(document) is not dict or field not in document:
         raise InvalidArgument(f"Shared memory register request has no '{field}' field")
     return document[field]

@@ -41,9 +41,9 @@ class RegionExtension(Extension):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        given = engine.options.group(ShmOptions)
-        self.regions = Regions(given.max_regions)
-        self.copies_inputs, self._key_prefix = given.copy_inputs, given.key_prefix
+        options = engine.options.group(ShmOptions)
+        self.regions = Regions(options.max_regions)
+        self.copies_inputs, self._key_prefix = options.copy_inputs, options.key_prefix
         #: True if clients may register and unregister regions.
         self.is_allowed = engine.options.allow_client_shm
 

@@ -113,8 +113,8 @@ class TracedCall(Watch):
         self.tensors: list[tuple[str, int, CopiedTensor]] = []
         self.batch: ExecutedBatch | None = None
         self.error: str = ""
-        #: What parts of the server say in parameters ``headrace_*`` of a response, such as the target of a router.
-        self.said: Mapping[str, Any] = {}
+        #: The parameters ``headrace_*`` of the response, such as the target of a router.
+        self.parameters: Mapping[str, Any] = {}
         #: Of a model that generates text, once there is some.
         self.text: GeneratedText | None = None
         #: True if its response came from the cache.
@@ -170,7 +170,7 @@ class TracedCall(Watch):
     def answered(self, answer: Answer, final: bool) -> None:
         if isinstance(answer, InferResponse):
             if answer.parameters:
-                self.said = {name: each for name, each in answer.parameters.items() if name.startswith(_OURS)}
+                self.parameters = {name: each for name, each in answer.parameters.items() if name.startswith(_OURS)}
             if self.trace.sampler.takes_tensors:
                 self._keep("TENSOR_BACKEND_OUTPUT", answer.outputs)
             if TEXT in answer.outputs:

@@ -19,44 +19,44 @@ def read_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes in a JSON document. Raises `InvalidArgument` and `Unsupported`, in Triton's words."""
     if "trace_file" in document:
         raise _file_refused()
-    given: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if "trace_level" in document:
         names = document["trace_level"]
         if names is None:
-            given["level"] = None
+            changes["level"] = None
         else:
             if type(names) is not list:
                 raise _wrong_type("array")
             if any(type(name) is not str for name in names):
                 raise _wrong_type("string")
             if (level := read_level(names)) is not None:
-                given["level"] = level
+                changes["level"] = level
     for name, field in _NUMBERS.items():
         if name in document:
             value = document[name]
             if value is not None and type(value) is not str:
                 raise _wrong_type("string")
-            given[field] = None if value is None else read_number(name, value)
-    return given
+            changes[field] = None if value is None else read_number(name, value)
+    return changes
 
 
 def read_message(settings: Mapping[str, list[str]]) -> dict[str, Any]:
     """Return the changes in a gRPC message. Raises as `read_document`."""
     if "trace_file" in settings:
         raise _file_refused()
-    given: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if "trace_level" in settings:
         names = settings["trace_level"]
         level = read_level(names) if names else None
         if level is not None or not names:
-            given["level"] = level
+            changes["level"] = level
     for name, field in _NUMBERS.items():
         if name in settings:
             values = settings[name]
             if len(values) > 1:
                 raise InvalidArgument(f"expect only 1 value for '{name}'")
-            given[field] = read_number(name, values[0], blank=" ") if values else None
-    return given
+            changes[field] = read_number(name, values[0], blank=" ") if values else None
+    return changes
 
 
 def _wrong_type(kind: str) -> InvalidArgument:

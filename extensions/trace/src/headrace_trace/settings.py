@@ -23,7 +23,7 @@ _RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, 2**31 - 1), "log_fr
 
 @dataclass(frozen=True)
 class Changes:
-    """Settings that are given; None for those that are not."""
+    """Settings that are set; None for those that are not."""
 
     level: tuple[str, ...] | None = None
     rate: int | None = None
@@ -118,12 +118,13 @@ class SettingsTable:
         """Return the sampler for a model."""
         return self.models.get(model, self.whole)
 
-    def merged(self, model: str, given: Mapping[str, Any]) -> Changes:
-        """Return the settings of ``model``, empty for the server, that are set after ``given`` is changed.
+    def merged(self, model: str, fields: Mapping[str, Any]) -> Changes:
+        """Return the settings of ``model``, empty for the server, that are set after ``fields`` is changed.
 
-        ``given`` has None for a setting that falls back. Raises `InvalidArgument` if requests could not be traced then.
+        ``fields`` has None for a setting that falls back. Raises `InvalidArgument` if requests could not be traced
+        then.
         """
-        changes = replace(self._of_models.get(model, Changes()) if model else self._changes, **given)
+        changes = replace(self._of_models.get(model, Changes()) if model else self._changes, **fields)
         self._samplers(model, changes)
         return changes
 
@@ -173,12 +174,12 @@ def read_level(names: Iterable[str]) -> tuple[str, ...] | None:
 
     Raises `InvalidArgument` for OFF beside others.
     """
-    given = list(names)
-    if "OFF" in given:
-        if len(given) > 1:
+    levels = list(names)
+    if "OFF" in levels:
+        if len(levels) > 1:
             raise InvalidArgument("Expect only one trace level 'OFF' is specified")
         return ()
-    return tuple(level for level in LEVELS if level in given) or None
+    return tuple(level for level in LEVELS if level in levels) or None
 
 
 def read_number(name: str, text: str, blank: str = "") -> int:

@@ -58,7 +58,7 @@ class SpanMaker:
         }
         if call.request_id:
             attributes["triton.request_id"] = call.request_id
-        attributes |= {name.replace("_", ".", 1): str(value) for name, value in call.said.items()}
+        attributes |= {name.replace("_", ".", 1): str(value) for name, value in call.parameters.items()}
         if call.text is not None:
             attributes |= call.text.attributes()
         events = [event for event in call.events if event[0] in _OF_MODEL]

@@ -71,8 +71,8 @@ class TraceSettingMethod(GrpcMethod):
 
     async def answer(self, request: grpc_service_pb2.TraceSettingRequest, caller: Caller) -> Any:
         await self.extension.require(request.model_name)
-        given = {name: list(setting.value) for name, setting in request.settings.items()}
-        changes = read_message(given)
+        settings = {name: list(setting.value) for name, setting in request.settings.items()}
+        changes = read_message(settings)
         if changes:
             caller.note(settings=changes)
         await self.extension.change(request.model_name, changes)
@@ -130,12 +130,12 @@ class Trace(Extension):
             shown["resource"] = ",".join(f"{name}={value}" for name, value in self._start.resource.items())
         return shown
 
-    async def change(self, model: str, given: Mapping[str, Any]) -> None:
+    async def change(self, model: str, fields: Mapping[str, Any]) -> None:
         """Change settings of ``model``, empty for the server, in all workers. Raises `InvalidArgument` before anything
-        changes. ``given`` has None for a setting that falls back."""
-        if given:
-            changes = vars(self.table.merged(model, given))
-            await self.engine.share(self, model, {"model": model, "counts_anew": "count" in given, **changes})
+        changes. ``fields`` has None for a setting that falls back."""
+        if fields:
+            changes = vars(self.table.merged(model, fields))
+            await self.engine.share(self, model, {"model": model, "counts_anew": "count" in fields, **changes})
 
     async def apply(self, change: Mapping[str, Any]) -> None:
         changes = {name: value for name, value in change.items() if name not in ("model", "counts_anew")}

@@ -98,7 +98,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def revoke(arguments: argparse.Namespace) -> int:
-    """Remove a key, credential by its id or in full, so that a leaked key can be pasted."""
+    """Remove a key, given by its id or in full, so that a leaked key can be pasted."""
     key_id = arguments.subject.removeprefix("hr_").partition("_")[0]
     with changed(Path(arguments.file)) as document:
         owners = [name for name, each in document["principals"].items() if key_id in each.get("keys", {})]

@@ -45,22 +45,22 @@ def conditions(config: ModelConfig) -> dict[int, Condition]:
     tensors.update(tensor for step in steps for tensor in step.output_map.values())
     found: dict[int, Condition] = {}
     for key in sorted(key for key in config.parameters if key.startswith(_PREFIX)):
-        field, said = f"parameters[{key!r}]", config.parameters[key].string_value
+        field, text = f"parameters[{key!r}]", config.parameters[key].string_value
         if not key.startswith(_WHEN):
             raise ConfigError(
                 f"unknown parameter '{key}' of ensemble '{config.name}'; known: {_WHEN}<step>", field=field
             )
         index = _step(config, key.removeprefix(_WHEN), field)
-        tensor = said.removeprefix("!").strip()
+        tensor = text.removeprefix("!").strip()
         if tensor not in tensors:
             raise ConfigError(
-                f"in ensemble {config.name}, parameter '{key}' is '{said}', but no input and no step gives an ensemble "
+                f"in ensemble {config.name}, parameter '{key}' is '{text}', but no input and no step gives an ensemble "
                 f"tensor '{tensor}'; there are {', '.join(sorted(tensors))}",
                 field=field,
             )
         if index in found:
             raise ConfigError(f"in ensemble {config.name}, step {index} has two conditions", field=field)
-        found[index] = Condition(tensor, said.startswith("!"), field)
+        found[index] = Condition(tensor, text.startswith("!"), field)
     return found
 
 

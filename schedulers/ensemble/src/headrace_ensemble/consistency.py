@@ -147,7 +147,8 @@ def _is_decoupled(config: ModelConfig, others: Mapping[Dependency, OtherModel]) 
         origins = {origin.get(tensor, -1) for tensor in reads_of(config, index, found)}
         if len(origins) > 1:
             tensors = ", ".join(
-                f"{tensor} of {_told(config, origin.get(tensor, -1))}" for tensor in sorted(step.input_map.values())
+                f"{tensor} of {_origin_name(config, origin.get(tensor, -1))}"
+                for tensor in sorted(step.input_map.values())
             )
             raise ConfigError(
                 f"in ensemble {config.name}, step of model '{step.model_name}' receives inputs originated from "
@@ -159,7 +160,7 @@ def _is_decoupled(config: ModelConfig, others: Mapping[Dependency, OtherModel]) 
             origin[tensor] = index if is_decoupled else min(origins)
     origins = {origin.get(output.name, -1) for output in config.output}
     if len(origins) > 1:
-        tensors = ", ".join(f"{io.name} of {_told(config, origin.get(io.name, -1))}" for io in config.output)
+        tensors = ", ".join(f"{io.name} of {_origin_name(config, origin.get(io.name, -1))}" for io in config.output)
         raise ConfigError(
             f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from different "
             f"decoupled models (its outputs are {tensors})",
@@ -168,7 +169,7 @@ def _is_decoupled(config: ModelConfig, others: Mapping[Dependency, OtherModel]) 
     return origins != {-1}
 
 
-def _told(config: ModelConfig, origin: int) -> str:
+def _origin_name(config: ModelConfig, origin: int) -> str:
     return f"'{config.ensemble_scheduling.step[origin].model_name}'" if origin >= 0 else "the request"
 
 

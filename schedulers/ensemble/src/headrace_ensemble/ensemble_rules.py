@@ -102,17 +102,19 @@ class _Graph:
             for tensor in set(step.input_map.values()):
                 self._readers.setdefault(tensor, []).append(index)
         # A tensor that only determines if a step runs counts as read.
-        for key, said in self._config.parameters.items():
+        for key, parameter in self._config.parameters.items():
             if key.startswith(_WHEN):
-                self._readers.setdefault(said.string_value.removeprefix("!").strip(), [])
+                self._readers.setdefault(parameter.string_value.removeprefix("!").strip(), [])
         self._ready = self._run()
 
     def check(self) -> Iterator[Problem]:
         """Check that inputs are used, outputs are written, and no other tensor is unused."""
         name = self._config.name
-        for index, given in enumerate(self._config.input):
-            if not self._is_known(given.name):
-                yield Problem(f"input[{index}].name", f"ensemble input '{given.name}' for ensemble {name}' is not used")
+        for index, tensor in enumerate(self._config.input):
+            if not self._is_known(tensor.name):
+                yield Problem(
+                    f"input[{index}].name", f"ensemble input '{tensor.name}' for ensemble {name}' is not used"
+                )
         for index, output in enumerate(self._config.output):
             if not self._is_known(output.name):
                 yield Problem(

@@ -74,10 +74,10 @@ def observe_model(model: ServedModel, options: ServerOptions) -> Observer | None
     """Let a router that is being loaded again keep the weights that were set while it ran."""
     router = router_of(model.config)
     if router is not None:
-        given = options.group(RouterOptions)
-        if router.table.reads_headers and not given.headers:
+        settings = options.group(RouterOptions)
+        if router.table.reads_headers and not settings.headers:
             raise ConfigError(f"router '{model.name}' decides by a header: start the server with --router-headers=true")
         if router.shadow is not None:
-            router.shadow.limit = given.shadows
-        given.board.join(router, model.name, model.version)
+            router.shadow.limit = settings.shadows
+        settings.board.join(router, model.name, model.version)
     return None

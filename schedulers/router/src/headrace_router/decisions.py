@@ -38,24 +38,24 @@ class Decider:
         self.table, self._idle_ns = table, idle_ns
         self._split = Split(table.labels, table.weights)
         self._is_plain = not (table.rules or table.sticky or idle_ns)
-        #: Why a target is rolled back, and when, by its label. Changed by `change`.
+        #: The reason and the time of each rollback, by the label of the target. Changed by `change`.
         self.rolled_back: Mapping[str, RolledBack] = {}
         self._rolled_back: frozenset[int] = frozenset()
         #: Decisions by their reasons.
         self.counts = dict.fromkeys(REASONS, 0)
-        #: The target of each running sequence, and when it had its last request. The oldest is first.
+        #: The target and the time of the last request of each running sequence, oldest first.
         self._sequences: OrderedDict[int | str, tuple[int, int]] = OrderedDict()
 
     @property
-    def given_weights(self) -> Sequence[float]:
-        """The weights as they were set, by the config or by a change."""
+    def configured_weights(self) -> Sequence[float]:
+        """The weights that the config or a change has set."""
         return self._split.weights
 
     @property
     def weights(self) -> list[float]:
-        """The weights in effect: the baseline has those of the targets that are rolled back."""
-        found = [0.0 if index in self._rolled_back else weight for index, weight in enumerate(self.given_weights)]
-        found[0] = fsum(self.given_weights[index] for index in (0, *self._rolled_back))
+        """The weights in effect: those of rolled back targets are added to the baseline."""
+        found = [0.0 if index in self._rolled_back else weight for index, weight in enumerate(self.configured_weights)]
+        found[0] = fsum(self.configured_weights[index] for index in (0, *self._rolled_back))
         return found
 
     def change(self, weights: Sequence[float], rolled_back: Mapping[str, RolledBack]) -> None:

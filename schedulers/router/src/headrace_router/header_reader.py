@@ -20,14 +20,14 @@ class RouterHeaders(Interceptor):
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)
-        self._given = options.group(RouterOptions)
+        self._options = options.group(RouterOptions)
 
     @property
     def enabled(self) -> bool:
-        return self._given.headers
+        return self._options.headers
 
     def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
-        return model() in self._given.board.header_readers
+        return model() in self._options.board.header_readers
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
         return None

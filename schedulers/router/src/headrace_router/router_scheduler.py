@@ -107,7 +107,7 @@ class RouterScheduler(FullScheduler):
         self._name, self._callers = config.name, (config.name,)
         self._answer, self._now_ns = context.answer, context.clock.now_ns
         self._is_decoupled = config.model_transaction_policy.decoupled
-        self._under_way: dict[Ticket, tuple[Ticket, Destination]] = {}
+        self._in_flight: dict[Ticket, tuple[Ticket, Destination]] = {}
         #: The requests of which the shadow gets a copy.
         self._copies: dict[Ticket, Copy] = {}
         self._judge_ns = 0 if table.rollback.is_on else _NEVER_NS
@@ -119,7 +119,7 @@ class RouterScheduler(FullScheduler):
         request = ticket.request
         index, why = self.decider.decide(request, ticket.queued_ns)
         destination = self.destinations[index]
-        asked = InferRequest(
+        forwarded = InferRequest(
             destination.name,
             request.inputs,
             request.outputs or destination.outputs,
@@ -136,8 +136,8 @@ class RouterScheduler(FullScheduler):
             self._is_decoupled,
             None if request.alike is None else (destination.alike, request.alike),
         )
-        call = Ticket(asked, partial(self._told, ticket, destination, why))
-        self._under_way[ticket] = call, destination
+        call = Ticket(forwarded, partial(self._answered, ticket, destination, why))
+        self._in_flight[ticket] = call, destination
         ticket.started_ns = ticket.queued_ns  # a request waits only in its target, which counts the time
         if self._is_decoupled:
             ticket.on_read = partial(_pass_on_read, call)
@@ -149,23 +149,23 @@ class RouterScheduler(FullScheduler):
         try:
             destination.ask(call)
         except HeadraceError as error:
-            self._told(ticket, destination, why, error, True)
+            self._answered(ticket, destination, why, error, True)
         return 0
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
         raise AssertionError("a router has no instances")
 
-    def _told(self, ticket: Ticket, destination: Destination, why: str, answer: Answer, final: bool) -> None:
-        """Pass on an answer of the target, unless the caller has the last one already: see `finished`."""
-        if ticket not in self._under_way:
+    def _answered(self, ticket: Ticket, destination: Destination, why: str, answer: Answer, final: bool) -> None:
+        """Forward an answer of the target, unless the caller already has its last one: see `finished`."""
+        if ticket not in self._in_flight:
             return
         if isinstance(answer, InferResponse):
-            said = {**answer.parameters, TARGET: destination.label, ROUTED_BY: why}
-            answer = InferResponse(answer.outputs, said, id=answer.id)
+            parameters = {**answer.parameters, TARGET: destination.label, ROUTED_BY: why}
+            answer = InferResponse(answer.outputs, parameters, id=answer.id)
         if not final:
             self._answer(ticket, answer, False)
             return
-        call, _ = self._under_way.pop(ticket)
+        call, _ = self._in_flight.pop(ticket)
         spans_ns = getattr(call, "spans_ns", None)
         if spans_ns is not None:
             ticket.spans_ns = spans_ns
@@ -195,7 +195,7 @@ class RouterScheduler(FullScheduler):
         """Cancel what was asked for cancelled requests. The time that they waited counts, but as no error."""
         now_ns = self._now_ns()
         for ticket in tickets:
-            found = self._under_way.pop(ticket, None)
+            found = self._in_flight.pop(ticket, None)
             if found is not None:
                 call, destination = found
                 destination.requests += 1
@@ -228,14 +228,14 @@ class RouterScheduler(FullScheduler):
                 log.warning("router '%s' rolls back target '%s': %s", self._name, destination.label, why)
                 found: RolledBack = {"reason": why, "at": round(time(), 3)}
                 rolled_back = {**self.decider.rolled_back, destination.label: found}
-                self.decider.change(self.decider.given_weights, rolled_back)
+                self.decider.change(self.decider.configured_weights, rolled_back)
                 if self.on_rollback is not None:
                     self.on_rollback(self)
 
     def state(self) -> RouterState:
         """Return what `apply` takes."""
         return {
-            "weights": list(self.decider.given_weights),
+            "weights": list(self.decider.configured_weights),
             "shadow": None if self.shadow is None else self.shadow.fraction,
             "rolled_back": dict(self.decider.rolled_back),
         }

@@ -98,12 +98,12 @@ class Shadow:
         return {name: _fixed(tensor) if shared[name] else tensor for name, tensor in outputs.items()}
 
     def send(self, copy: Copy, outputs: Mapping[str, Tensor]) -> None:
-        """Send ``copy`` soon, and compare what comes back with ``outputs``."""
+        """Send ``copy`` soon, and compare the response with ``outputs``."""
         asyncio.get_running_loop().call_soon(self._send, copy, outputs)
 
     def _send(self, copy: Copy, outputs: Mapping[str, Tensor]) -> None:
         request = copy.request
-        asked = InferRequest(
+        request_copy = InferRequest(
             self._name,
             copy.inputs,
             () if len(outputs) == len(self._outputs) else tuple(outputs),
@@ -113,7 +113,7 @@ class Shadow:
             callers=(*request.callers, self._router),
             caller=request,
         )
-        call = Ticket(asked, partial(self._told, copy, outputs))
+        call = Ticket(request_copy, partial(self._answered, copy, outputs))
         if self._is_closed:
             self._failed(copy)
             return
@@ -124,7 +124,7 @@ class Shadow:
             log.debug("router '%s': shadow '%s' refuses a request: %s", self._router, self.label, error.message)
             self._failed(copy)
 
-    def _told(self, copy: Copy, outputs: Mapping[str, Tensor], answer: Answer, final: bool) -> None:
+    def _answered(self, copy: Copy, outputs: Mapping[str, Tensor], answer: Answer, final: bool) -> None:
         if copy not in self._running or not final:
             return
         if not isinstance(answer, InferResponse) or self._is_closed:

@@ -22,7 +22,7 @@ _ONE = 1 << 64
 #: The golden ratio's fractional part, of 64 bits.
 _STEP = 0x9E3779B97F4A7C15
 #: So many keys, of at most so many characters, are hashed once only.
-_KEPT_KEYS, _LONGEST_KEPT = 4096, 128
+_CACHED_KEYS, _LONGEST_CACHED = 4096, 128
 
 
 class Split:
@@ -31,7 +31,7 @@ class Split:
     ``start`` is the `point` of an earlier split, whose sequence goes on.
     """
 
-    __slots__ = ("_bounds", "_hashers", "_kept", "point", "weights")
+    __slots__ = ("_bounds", "_cached_hash", "_hashers", "point", "weights")
 
     def __init__(self, labels: Sequence[str], weights: Sequence[float], start: int = 0) -> None:
         self.weights = tuple(weights)
@@ -44,7 +44,7 @@ class Split:
             for index, (label, weight) in enumerate(zip(labels, weights, strict=True))
             if weight
         ]
-        self._kept = lru_cache(_KEPT_KEYS)(self._hash)
+        self._cached_hash = lru_cache(_CACHED_KEYS)(self._hash)
 
     def next(self) -> int:
         """Return the index of the target of the next request."""
@@ -53,7 +53,7 @@ class Split:
 
     def of_key(self, key: str) -> int:
         """Return the index of the target of the requests with ``key``."""
-        return self._kept(key) if len(key) <= _LONGEST_KEPT else self._hash(key)
+        return self._cached_hash(key) if len(key) <= _LONGEST_CACHED else self._hash(key)
 
     def _hash(self, key: str) -> int:
         data = b"\0" + key.encode(errors="surrogatepass")

@@ -81,17 +81,17 @@ def _read(config: ModelConfig, report: Callable[[ConfigError], None]) -> Routing
     from headrace_router.rollback import RollbackRule
     from headrace_router.routing_table import RoutingTable
 
-    given = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PREFIX)}
+    parameters = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PREFIX)}
 
     def read(name: str, default: T, by: Callable[[_Parameter], T]) -> T:
         try:
-            text = given.get(f"{_PREFIX}{name}")
+            text = parameters.get(f"{_PREFIX}{name}")
             return default if text is None else by(_Parameter(config.name, name, text))
         except ConfigError as error:
             report(error)
             return default
 
-    given.setdefault(f"{_PREFIX}targets", "")
+    parameters.setdefault(f"{_PREFIX}targets", "")
     none: dict[RouteTarget, float] = {}
     weights = read("targets", none, _Parameter.targets)
     labels = [target.label for target in weights]
@@ -155,9 +155,9 @@ class _Parameter:
         self._model, self._key, self._text = router, f"{_PREFIX}{name}", text
 
     def wrong(self, why: str) -> ConfigError:
-        said = f"is '{shown(self._text)}'" if self._text else "is empty"
+        value = f"is '{shown(self._text)}'" if self._text else "is empty"
         return ConfigError(
-            f"router '{self._model}': parameter '{self._key}' {said}: {why}", field=f"parameters[{self._key!r}]"
+            f"router '{self._model}': parameter '{self._key}' {value}: {why}", field=f"parameters[{self._key!r}]"
         )
 
     def targets(self) -> dict[RouteTarget, float]:

@@ -107,10 +107,10 @@ class ChangeTrafficMethod(ReadTrafficMethod):
     operation = CHANGE
 
     async def answer(self, request: dict[str, Any], caller: Caller) -> Struct:
-        given = {key: value for key, value in request.items() if key not in ("model", "version")}
+        changes = {key: value for key, value in request.items() if key not in ("model", "version")}
         view, router = self._find(request)
-        caller.note(version=view.version, traffic=given)
-        await self.extension.change(view, router, given)
+        caller.note(version=view.version, traffic=changes)
+        await self.extension.change(view, router, changes)
         return await super().answer(request, caller)
 
 
@@ -135,7 +135,7 @@ class Traffic(Extension):
             raise NotFound(f"model '{one_line(name)}' is no router: its traffic goes to itself")
         return view, router
 
-    async def change(self, view: ModelView, router: RouterScheduler, given: Mapping[str, Any]) -> None:
+    async def change(self, view: ModelView, router: RouterScheduler, changes: Mapping[str, Any]) -> None:
         """Change the traffic of ``router`` in all workers. Raises `InvalidArgument` before anything changes.
 
         New weights also take back rollbacks.
@@ -143,23 +143,23 @@ class Traffic(Extension):
         from headrace_router.table_parameters import check_fraction, check_weights, shown
 
         state = router.state()
-        if unknown := sorted(given.keys() - _KNOWN):
+        if unknown := sorted(changes.keys() - _KNOWN):
             raise InvalidArgument(f"unknown key '{shown(unknown[0])}'; known: {', '.join(_KNOWN)}")
-        if not given:
+        if not changes:
             raise InvalidArgument(f"the body changes nothing; known: {', '.join(_KNOWN)}")
-        if "weights" in given:
-            weights = given["weights"]
+        if "weights" in changes:
+            weights = changes["weights"]
             if not isinstance(weights, dict):
                 raise InvalidArgument("'weights' is no object that maps each target to its weight")
             try:
                 state["weights"], state["rolled_back"] = check_weights(weights, router.table.labels), {}
             except ValueError as error:
                 raise InvalidArgument(f"'weights': {error}") from None
-        if "shadow" in given:
+        if "shadow" in changes:
             if router.shadow is None:
                 raise InvalidArgument("'shadow': the router has none; name one by the parameter 'scheduler.shadow'")
             try:
-                state["shadow"] = check_fraction(given["shadow"])
+                state["shadow"] = check_fraction(changes["shadow"])
             except ValueError as error:
                 raise InvalidArgument(f"'shadow': {error}") from None
         await self._share({"model": view.name, "version": str(view.version), "table": router.written, "state": state})

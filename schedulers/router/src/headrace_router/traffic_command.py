@@ -50,10 +50,10 @@ class TrafficCommand(ServerCommand):
             raise ValueError("'set' needs a weight for each target, such as digits:1=80 digits:2=20, or --shadow")
         return change or None
 
-    def picture(self, told: Mapping[str, Any], arguments: Namespace) -> Iterable[str]:
+    def picture(self, document: Mapping[str, Any], arguments: Namespace) -> Iterable[str]:
         from headrace_router.traffic_picture import picture
 
-        return picture(told)
+        return picture(document)
 
 
 def _weight(text: str) -> tuple[str, float]:

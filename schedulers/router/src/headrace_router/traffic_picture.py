@@ -1,4 +1,4 @@
-"""The traffic of a router, drawn with characters."""
+"""Draws the traffic of a router with characters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headrace import draw_table, one_line
 _BAR = 30
 
 
-def picture(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines to print for ``told``, the state of a router. Raises `LookupError` or `TypeError`."""
-    targets, shadow = told["targets"], told["shadow"]
+def picture(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines to print for ``document``, the state of a router. Raises `LookupError` or `TypeError`."""
+    targets, shadow = document["targets"], document["shadow"]
     total = sum(each["requests"] for each in targets)
-    yield f"{one_line(told['model'])} version {told['version']}: {total:,} requests{_how(told)}"
+    yield f"{one_line(document['model'])} version {document['version']}: {total:,} requests{_rules(document)}"
     yield ""
     yield from _split(targets, shadow)
     yield ""
     yield draw_table(
-        ("Target", "Weight", "Requests", "of all", "Errors", f"Last {told['window_s']:g} s", "failed", "p99 ms"),
+        ("Target", "Weight", "Requests", "of all", "Errors", f"Last {document['window_s']:g} s", "failed", "p99 ms"),
         [_row(each, total) for each in targets],
     ).rstrip("\n")
     for each in targets:
@@ -29,10 +29,10 @@ def picture(told: Mapping[str, Any]) -> Iterator[str]:
         yield from _differences(shadow)
 
 
-def _how(told: Mapping[str, Any]) -> str:
-    said = [f"; sticky by {one_line(told['sticky'])}"] if told["sticky"] else []
-    said += [f"; {one_line(rule)}" for rule in told["rules"]]
-    return "".join(said)
+def _rules(document: Mapping[str, Any]) -> str:
+    parts = [f"; sticky by {one_line(document['sticky'])}"] if document["sticky"] else []
+    parts += [f"; {one_line(rule)}" for rule in document["rules"]]
+    return "".join(parts)
 
 
 def _split(targets: Sequence[Mapping[str, Any]], shadow: Mapping[str, Any] | None) -> Iterator[str]:

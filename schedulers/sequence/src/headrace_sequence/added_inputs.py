@@ -40,15 +40,15 @@ class AddedInputs:
                 pairs[kind] = name, self._pair(control)
         #: By flags: 1 for start, 2 for end.
         self._flags = [
-            self._told(pairs, {_START: bool(flags & 1), _READY: True, _END: bool(flags & 2)}) for flags in range(4)
+            self._inputs(pairs, {_START: bool(flags & 1), _READY: True, _END: bool(flags & 2)}) for flags in range(4)
         ]
-        #: For a slot that has no request to run.
-        self._null = self._told(pairs, dict.fromkeys(pairs, False))
+        #: The inputs of an empty slot.
+        self._null = self._inputs(pairs, dict.fromkeys(pairs, False))
         if self._id:
             self._null[self._id] = self._id_tensor("" if self._id_type is dtypes.BYTES else 0)
 
     def make_id(self) -> int | str:
-        """Return a random id that the model's control for ids can hold, and JSON numbers, too."""
+        """Return a random id that fits the model's control for ids and JSON numbers."""
         if self._id and self._id_type is dtypes.BYTES:
             return secrets.token_hex(16)
         return secrets.randbelow(self._id_limit - 1) + 1
@@ -65,20 +65,20 @@ class AddedInputs:
     def of(self, sequence: LiveSequence, request: InferRequest) -> Mapping[str, Tensor]:
         """Return the added inputs of ``request``, the next of ``sequence``. Its state is reset at a start."""
         flags = request.sequence_start + 2 * request.sequence_end
-        told = sequence.inputs[flags]
-        if told is None:
-            told = self._flags[flags]
+        inputs = sequence.inputs[flags]
+        if inputs is None:
+            inputs = self._flags[flags]
             if self._id:
-                told = {**told, self._id: self._id_tensor(sequence.id)}
-            sequence.inputs[flags] = told
+                inputs = {**inputs, self._id: self._id_tensor(sequence.id)}
+            sequence.inputs[flags] = inputs
         if not self._states.initial:
-            return told
+            return inputs
         if request.sequence_start:
             sequence.states = self._states.initial
-        return {**told, **sequence.states} if told else sequence.states
+        return {**inputs, **sequence.states} if inputs else sequence.states
 
     def keys(self, sequences: Sequence[LiveSequence]) -> list[object]:
-        """Return, for the next request of each of ``sequences``, what must be equal in a batch."""
+        """Return the batch key of the next request of each of ``sequences``."""
         keys: list[object] = [sequence.tickets[0].batch_key for sequence in sequences]
         if self._states.is_variable:
             shapes = [self._states.shapes(sequence, sequence.tickets[0].request) for sequence in sequences]
@@ -98,13 +98,13 @@ class AddedInputs:
         no, yes = (_frozen(np.full(self._shape, value, _TYPES[field])) for value in getattr(control, field))
         return no, yes
 
-    def _told(
-        self, pairs: Mapping[str, tuple[str, tuple[Tensor, Tensor]]], is_so: Mapping[str, bool]
+    def _inputs(
+        self, pairs: Mapping[str, tuple[str, tuple[Tensor, Tensor]]], flags: Mapping[str, bool]
     ) -> dict[str, Tensor]:
-        return {name: pair[is_so[kind]] for kind, (name, pair) in pairs.items()}
+        return {name: pair[flags[kind]] for kind, (name, pair) in pairs.items()}
 
     def _id_tensor(self, id: int | str) -> Tensor:
-        """Return the id in the data type of its control. A number is cut to the bits that fit."""
+        """Return the id in the data type of its control. A number is truncated to its bits."""
         if isinstance(id, str):
             return BytesTensor.from_items([id.encode(errors="replace")], self._shape)
         whole = np.array([id & _UINT64], np.uint64)

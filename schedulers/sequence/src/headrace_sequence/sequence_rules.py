@@ -48,17 +48,17 @@ def _check_control(control: Control, field: str, kinds: set[int], model: str) ->
     if control.kind in kinds:
         yield Problem(f"{field}.kind", f"sequence batching specifies multiple {kind} tensors for {model}")
     kinds.add(control.kind)
-    given = [name for name in _VALUES if getattr(control, name)]
+    values = [name for name in _VALUES if getattr(control, name)]
     if control.kind == Control.CONTROL_SEQUENCE_CORRID:
-        yield from _check_id(control, field, given, f"for {kind} for {model}", model)
+        yield from _check_id(control, field, values, f"for {kind} for {model}", model)
     else:
-        yield from _check_flag(control, field, given, f"for {kind} for {model}")
+        yield from _check_flag(control, field, values, f"for {kind} for {model}")
 
 
-def _check_id(control: Control, field: str, given: list[str], place: str, model: str) -> Iterator[Problem]:
-    if given:
+def _check_id(control: Control, field: str, values: list[str], place: str, model: str) -> Iterator[Problem]:
+    if values:
         yield Problem(
-            f"{field}.{given[0]}",
+            f"{field}.{values[0]}",
             "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' "
             + place,
         )
@@ -70,21 +70,21 @@ def _check_id(control: Control, field: str, given: list[str], place: str, model:
         )
 
 
-def _check_flag(control: Control, field: str, given: list[str], place: str) -> Iterator[Problem]:
-    if not given:
+def _check_flag(control: Control, field: str, values: list[str], place: str) -> Iterator[Problem]:
+    if not values:
         yield Problem(
             field,
             "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' " + place,
         )
-    elif len(given) > 1:
+    elif len(values) > 1:
         yield Problem(
             field,
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' {place}",
         )
-    elif len(getattr(control, given[0])) != 2:
+    elif len(getattr(control, values[0])) != 2:
         yield Problem(
-            f"{field}.{given[0]}", f"sequence batching control '{given[0]}' must have exactly 2 entries {place}"
+            f"{field}.{values[0]}", f"sequence batching control '{values[0]}' must have exactly 2 entries {place}"
         )
 
 

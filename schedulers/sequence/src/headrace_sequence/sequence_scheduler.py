@@ -161,7 +161,7 @@ class SequenceScheduler(FullScheduler):
             if ticket.cancelled or self._iterates:
                 self._left(sequence, Cancelled("request was cancelled"))
             elif not sequence.tickets and sequence.timer is None:
-                self._watch(sequence, self._idle_ns)
+                self._start_idle_timer(sequence, self._idle_ns)
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
         """Run the request again: in its slot, with its state, together with requests that have arrived meanwhile."""
@@ -276,18 +276,18 @@ class SequenceScheduler(FullScheduler):
 
     # ------------------------------------------------------------------ idle sequences
 
-    def _watch(self, sequence: LiveSequence, delay_ns: int) -> None:
-        """Check in ``delay_ns`` whether ``sequence`` is idle."""
+    def _start_idle_timer(self, sequence: LiveSequence, delay_ns: int) -> None:
+        """Check in ``delay_ns`` if ``sequence`` is idle."""
         if self._live.get(sequence.id) is sequence:
-            sequence.timer = self.context.clock.call_later(delay_ns, self._look, sequence)
+            sequence.timer = self.context.clock.call_later(delay_ns, self._check_idle, sequence)
 
-    def _look(self, sequence: LiveSequence) -> None:
+    def _check_idle(self, sequence: LiveSequence) -> None:
         sequence.timer = None
         if sequence.tickets or sequence.running:  # its answer starts the timer again
             return
         left_ns = sequence.touched_ns + self._idle_ns - self._now_ns()
         if left_ns > 0:
-            self._watch(sequence, left_ns)
+            self._start_idle_timer(sequence, left_ns)
             return
         log.info(
             "sequence %s of model '%s' has ended: it was idle for %d us",

@@ -158,7 +158,7 @@ class CloudStore(ObjectStore):
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Turn what obstore raises into a `HeadraceError`. A panic of its Rust code is no `Exception`."""
+        """Convert errors of obstore to a `HeadraceError`. A panic of its Rust code is no `Exception`."""
         from obstore.exceptions import InvalidPathError
 
         try:
@@ -166,8 +166,8 @@ class CloudStore(ObjectStore):
         except HeadraceError:
             raise
         except InvalidPathError as error:
-            told = answer_of(error)[1].removeprefix(_BAD_KEY)
-            raise InvalidKey(f"{what} failed: a key cannot be the path of a file: {told}") from None
+            reason = answer_of(error)[1].removeprefix(_BAD_KEY)
+            raise InvalidKey(f"{what} failed: a key cannot be the path of a file: {reason}") from None
         except BaseException as error:
             if isinstance(error, Exception) or type(error).__module__ == _PANICS:
                 raise failure(what, error, self._place) from None

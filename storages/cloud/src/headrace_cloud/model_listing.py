@@ -58,7 +58,7 @@ class ModelListing:
         self._lock = threading.Lock()
         #: Held while the repository is listed; how many listings have begun, and the number of the last that succeeded.
         self._turn = threading.Lock()
-        self._begun = self._succeeded = 0
+        self._started = self._succeeded = 0
         self._names: list[str] = []
         self._was_empty = False
         #: The warning of the last listing, which is not logged at every poll.
@@ -77,13 +77,13 @@ class ModelListing:
 
         Callers that wait for a running listing share the one after it.
         """
-        wanted = self._begun + 1
+        wanted = self._started + 1
         with self._turn:
             if self._succeeded < wanted:
-                self._begun += 1
+                self._started += 1
                 began = time.monotonic()
                 self._names = self._take_over(self._list(), began)
-                self._succeeded = self._begun
+                self._succeeded = self._started
             return self._names
 
     def _take_over(self, listed: Mapping[str, Files | LoadError], began: float) -> list[str]:

@@ -109,8 +109,8 @@ def _anonymous(source: str, region: str) -> Credentials:
 def _region(profile: str = "") -> str:
     """Return the region of the variables, or that of ``profile``, which is by default the one in use."""
     of = os.environ.get
-    given = of("AWS_DEFAULT_REGION") or of("AWS_REGION")
-    return given or _profile(profile or of("AWS_PROFILE") or "default")[1].get("region") or _DEFAULT_REGION
+    region = of("AWS_DEFAULT_REGION") or of("AWS_REGION")
+    return region or _profile(profile or of("AWS_PROFILE") or "default")[1].get("region") or _DEFAULT_REGION
 
 
 def _keys(source: str, key: str, secret: str, token: str | None, *, is_renewed: bool = False) -> dict[str, Any]:

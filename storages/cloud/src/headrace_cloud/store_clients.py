@@ -54,9 +54,9 @@ def connect(
     try:
         return kind(location.bucket, **settings), endpoint
     except Exception as error:
-        _, told = answer_of(error)
+        _, reason = answer_of(error)
         raise ConfigError(
-            f"'{location.scheme}' cannot be used with credentials from {credentials.source}: {told}"
+            f"'{location.scheme}' cannot be used with credentials from {credentials.source}: {reason}"
         ) from None
 
 
@@ -65,7 +65,7 @@ def _s3(location: Location, credentials: Credentials, options: CloudStorageOptio
     region = credentials.region
     endpoint = location.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     endpoint = endpoint or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-    endpoint = asked = checked_endpoint(endpoint)
+    endpoint = url = checked_endpoint(endpoint)
     is_virtual = options.s3_addressing == "virtual"
     if options.s3_addressing == "auto":  # Amazon's certificate is for names with one more part
         is_virtual = ".amazonaws.com" in endpoint and "." not in location.bucket
@@ -73,11 +73,11 @@ def _s3(location: Location, credentials: Credentials, options: CloudStorageOptio
         way, _, host = endpoint.partition("://")
         if is_address(endpoint):
             raise ConfigError(f"--cloud-s3-addressing=virtual needs a server with a name, which '{host}' is not")
-        asked = f"{way}://{location.bucket}.{host}"
+        url = f"{way}://{location.bucket}.{host}"
     return endpoint, {
         "region": region,
-        "endpoint": asked,
-        "aws_endpoint_url_s3": asked,  # else the variable of this name counts
+        "endpoint": url,
+        "aws_endpoint_url_s3": url,  # overrides the variable of this name
         "virtual_hosted_style_request": is_virtual,
     }
 

@@ -37,20 +37,20 @@ _CAUSES = (
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:
-    """Return the status with which the server answered, 0 if it did not, and what it said or what happened instead."""
+    """Return the HTTP status and the text of the response; without a response, 0 and the cause."""
     text = str(error)
-    told, _, dump = text.partition(_DUMP)
-    told = told.rpartition("HTTP error: ")[2] if _STATUS not in told else told
-    _, found, answer = told.partition(_STATUS)
+    message, _, dump = text.partition(_DUMP)
+    message = message.rpartition("HTTP error: ")[2] if _STATUS not in message else message
+    _, found, answer = message.partition(_STATUS)
     if found:
         number, _, rest = answer.partition(" ")
         reason, _, body = rest.partition(":")
         words = _words_of(body)
         return int(number) if number.isdecimal() else 0, _short(f"{number} {words or reason}")
     for mark, meaning in _CAUSES:
-        if mark in dump or mark in told:
+        if mark in dump or mark in message:
             return 0, meaning
-    return 0, _short(told)
+    return 0, _short(message)
 
 
 def failure(what: str, error: BaseException, place: str) -> HeadraceError:
