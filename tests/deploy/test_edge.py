@@ -63,9 +63,9 @@ def serving(*command: str | Path) -> Iterator[int]:
 def check(port: int) -> None:
     """The stock client's answer is that of the engine, called here."""
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}", network_timeout=120) as client:
-        given = tritonclient.http.InferInput("image", list(IMAGE.shape), "UINT8")
-        given.set_data_from_numpy(IMAGE)
-        found = client.infer("digits", [given]).as_numpy("probabilities")
+        image = tritonclient.http.InferInput("image", list(IMAGE.shape), "UINT8")
+        image.set_data_from_numpy(IMAGE)
+        found = client.infer("digits", [image]).as_numpy("probabilities")
     session = onnxruntime.InferenceSession(next(MODELS.glob("digits/1/*.onnx")))
     np.testing.assert_allclose(found, session.run(["probabilities"], {"image": IMAGE})[0], atol=1e-6)
 
@@ -109,7 +109,7 @@ def test_a_bundle_for_aarch64_serves_under_qemu(tmp_path: Path) -> None:
     refused = subprocess.run([root / "opt/arm/headrace", "plugins"], capture_output=True, text=True, check=False)
     assert "this bundle is for aarch64" in refused.stderr
     machine = aarch64.command(qemu, root, "/opt/arm")[:-2]
-    said = subprocess.run([*machine, "-c", "import os; print(os.uname().machine)"], capture_output=True, check=True)
-    assert said.stdout == b"aarch64\n"
+    uname = subprocess.run([*machine, "-c", "import os; print(os.uname().machine)"], capture_output=True, check=True)
+    assert uname.stdout == b"aarch64\n"
     with serving(*aarch64.command(qemu, root, "/opt/arm", "serve", "--model-repository=/opt/arm/models")) as port:
         check(port)

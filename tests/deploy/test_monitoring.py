@@ -117,10 +117,10 @@ def prometheus(server: Headrace, native: Headrace, tmp_path_factory: pytest.Temp
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            told = next((line for line in process.stderr if "Listening on" in line), "address=none:0")
+            line = next((line for line in process.stderr if "Listening on" in line), "address=none:0")
             rest = threading.Thread(target=process.stderr.read)  # else the pipe of its log becomes full
             rest.start()
-            port = int(told.rpartition(":")[2])
+            port = int(line.rpartition(":")[2])
             ask_until_read(server, port)
             yield port
         finally:
@@ -197,12 +197,12 @@ def test_each_alert_fires_beyond_its_limit_and_not_at_it(tmp_path: Path) -> None
         for name, on, beyond in names
         for instance, values in (("on", on), ("beyond", beyond))
     ]
-    asked = {
+    query = {
         "expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})',
         "eval_time": "28m50s",
         "exp_samples": [{"labels": f'{{alertname="{alert}",instance="beyond"}}', "value": 1} for alert in LIMITS],
     }
-    case = {"interval": "15s", "input_series": series, "promql_expr_test": [asked]}
+    case = {"interval": "15s", "input_series": series, "promql_expr_test": [query]}
     tests = {"rule_files": [str(ALERTS)], "evaluation_interval": "10s", "tests": [case]}
     (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests))
     checked = subprocess.run(

@@ -90,8 +90,8 @@ def test_no_secret_is_in_what_the_server_says(
 ) -> None:
     url = f"http://127.0.0.1:{server.http}"
     paths = ("/openapi.json", "/v2", "/v2/models/m", "/v2/logging", "/docs")
-    said = [httpx.get(url + path, headers={"key": key}).text for path in paths for key in (SECRET, f"{SECRET}x")]
+    replies = [httpx.get(url + path, headers={"key": key}).text for path in paths for key in (SECRET, f"{SECRET}x")]
     wait_until(lambda: "server_metadata" in access_log.read_text(), "the access log has the requests")
-    for text in (*said, access_log.read_text(), server.log):
+    for text in (*replies, access_log.read_text(), server.log):
         assert SECRET not in text
-    assert json.loads(said[0])["openapi"] == "3.1.0"
+    assert json.loads(replies[0])["openapi"] == "3.1.0"

@@ -205,8 +205,8 @@ def run(
 
     def call(check: str, **arguments: Any) -> None:
         method = getattr(conformance, check)
-        given = {"example": example, "tmp_path_factory": tmp_path_factory} | arguments
-        method(**{name: given[name] for name in inspect.signature(method).parameters})
+        fixtures = {"example": example, "tmp_path_factory": tmp_path_factory} | arguments
+        method(**{name: fixtures[name] for name in inspect.signature(method).parameters})
 
     return call
 

@@ -100,9 +100,9 @@ def test_an_empty_version_is_kept(load: Loader) -> None:
 def test_the_parameter_chooses_between_two_configs(load: Loader, config: str, found: bytes) -> None:
     files = {"config.pbtxt": b"outer", "m.tar": tar(items_of({"config.pbtxt": b"inner", "1/w": b""}))}
     assert files_of(load(files, config=config))["config.pbtxt"] == found
-    told = load(files)
-    assert isinstance(told, str)
-    assert told.endswith(
+    result = load(files)
+    assert isinstance(result, str)
+    assert result.endswith(
         "'m.tar' is not unpacked: config.pbtxt is in it and beside it: parameter 'config' must say which one is used, "
         "'archive' or 'repository'"
     )
@@ -113,9 +113,9 @@ def test_the_parameter_chooses_between_two_configs(load: Loader, config: str, fo
 def test_members_are_moved_by_parameters(load: Loader) -> None:
     packed = {"m.tar": tar(items_of({"top/sub/model.onnx": b"m", "top/sub/a/b": b"b"}))}
     assert files_of(load(packed, strip_components="2", into="1")) == {"1/model.onnx": b"m", "1/a/b": b"b"}
-    told = load(packed, strip_components="3")
-    assert isinstance(told, str)
-    assert "'top/sub/model.onnx' has no name below 3 directories ('strip_components')" in told
+    result = load(packed, strip_components="3")
+    assert isinstance(result, str)
+    assert "'top/sub/model.onnx' has no name below 3 directories ('strip_components')" in result
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_members_are_moved_by_parameters(load: Loader) -> None:
 def test_an_unsupported_archive_is_refused_with_the_reason(
     load: Loader, files: dict[str, bytes], parameters: dict[str, str], why: str
 ) -> None:
-    told = load(files, **parameters)
-    assert isinstance(told, str)
-    assert told.startswith("agent 'archive' of model 'm': ")
-    assert why in told
+    result = load(files, **parameters)
+    assert isinstance(result, str)
+    assert result.startswith("agent 'archive' of model 'm': ")
+    assert why in result
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,6 @@ def test_an_invalid_parameter_is_refused(parameters: dict[str, str], why: str) -
 
 def test_a_directory_that_cannot_be_read_is_not_left_out(load: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     lock_directories(monkeypatch, "locked")
-    told = load({"m.tar": tar(items_of({"1/w": b""})), "locked/w": b""})
-    assert isinstance(told, str)
-    assert told.endswith("'m.tar' cannot be unpacked: Permission denied")
+    result = load({"m.tar": tar(items_of({"1/w": b""})), "locked/w": b""})
+    assert isinstance(result, str)
+    assert result.endswith("'m.tar' cannot be unpacked: Permission denied")

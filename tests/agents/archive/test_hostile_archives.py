@@ -31,8 +31,8 @@ def refusal(tmp_path: Path) -> Iterator[Refusal]:
     load = Loader(Archive, place)
 
     def act(content: bytes, suffix: str = ".tar", **parameters: str) -> str:
-        told = load({f"m{suffix}": content}, **parameters)
-        return told if isinstance(told, str) else ""
+        message = load({f"m{suffix}": content}, **parameters)
+        return message if isinstance(message, str) else ""
 
     yield act
     inside = [path for path in tmp_path.rglob("*") if place not in path.parents and path not in (place, *place.parents)]
@@ -62,11 +62,11 @@ BAD_NAMES = {
 @pytest.mark.parametrize("suffix", [".tar", ".zip"])
 @pytest.mark.parametrize("name", BAD_NAMES, ids=lambda name: ascii(name)[:20])
 def test_a_name_outside_the_directory_is_refused(refusal: Refusal, suffix: str, name: str) -> None:
-    told = refusal(PACKERS[suffix](items_of({"1/first": b"", name: b"x"})), suffix)
-    assert told.startswith(f"agent 'archive' of model 'm': 'm{suffix}' is not unpacked: member '")
-    assert told.endswith(BAD_NAMES[name])
-    assert len(told) < 300
-    assert told.isprintable()
+    message = refusal(PACKERS[suffix](items_of({"1/first": b"", name: b"x"})), suffix)
+    assert message.startswith(f"agent 'archive' of model 'm': 'm{suffix}' is not unpacked: member '")
+    assert message.endswith(BAD_NAMES[name])
+    assert len(message) < 300
+    assert message.isprintable()
 
 
 def test_a_name_that_is_no_utf_8_or_has_a_nul_is_refused(refusal: Refusal) -> None:
@@ -92,8 +92,8 @@ def test_a_name_that_is_no_utf_8_or_has_a_nul_is_refused(refusal: Refusal) -> No
 def test_only_files_and_directories_are_unpacked_of_a_tar(
     refusal: Refusal, kind: bytes, what: str, target: str
 ) -> None:
-    told = refusal(tar([("1/w", b"", {}), ("x", b"", {"type": kind, "linkname": target})]))
-    assert told.endswith(f"member 'x' is {what}: only files and directories are unpacked")
+    message = refusal(tar([("1/w", b"", {}), ("x", b"", {"type": kind, "linkname": target})]))
+    assert message.endswith(f"member 'x' is {what}: only files and directories are unpacked")
 
 
 def test_no_file_is_written_through_a_link(refusal: Refusal) -> None:
@@ -105,9 +105,9 @@ def test_no_file_is_written_through_a_link(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
 def test_only_files_and_directories_are_unpacked_of_a_zip(refusal: Refusal, kind: int) -> None:
-    told = refusal(zipped([("x", b"/etc/passwd", {"external_attr": (kind | 0o644) << 16})]), ".zip")
-    assert "member 'x' is a " in told
-    assert told.endswith("only files and directories are unpacked")
+    message = refusal(zipped([("x", b"/etc/passwd", {"external_attr": (kind | 0o644) << 16})]), ".zip")
+    assert "member 'x' is a " in message
+    assert message.endswith("only files and directories are unpacked")
 
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6644])
@@ -133,8 +133,8 @@ def test_set_uid_is_refused(refusal: Refusal, mode: int) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_clashing_names_are_refused(refusal: Refusal, suffix: str, first: str, second: str, why: str) -> None:
-    told = refusal(PACKERS[suffix]([(first, b"1", {}), (second, b"2", {})]), suffix)
-    assert told.endswith(why)
+    message = refusal(PACKERS[suffix]([(first, b"1", {}), (second, b"2", {})]), suffix)
+    assert message.endswith(why)
 
 
 # ---------------------------------------------------------------------- bombs
@@ -151,12 +151,12 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
     monkeypatch.setattr(members, "_RATIO_FREE_BYTES", 1 << 20)
     content = bomb(suffix, 3 << 20)
     assert len(content) * 300 < 3 << 20
-    told = refusal(content, suffix)
-    assert told.endswith("it unpacks to more than 100 times its size; parameter 'max_ratio' sets this limit")
+    message = refusal(content, suffix)
+    assert message.endswith("it unpacks to more than 100 times its size; parameter 'max_ratio' sets this limit")
     written = sum(path.stat().st_size for path in tmp_path.rglob("w"))
     assert written <= 1 << 20
-    told = refusal(content, suffix, max_ratio="100000", max_bytes="1000000")
-    assert told.endswith("it unpacks to more than 1000000 bytes; parameter 'max_bytes' sets this limit")
+    message = refusal(content, suffix, max_ratio="100000", max_bytes="1000000")
+    assert message.endswith("it unpacks to more than 1000000 bytes; parameter 'max_bytes' sets this limit")
     assert refusal(content, suffix, max_ratio="100000") == ""
 
 
@@ -205,9 +205,9 @@ def test_a_directory_of_a_zip_takes_little_memory(refusal: Refusal) -> None:
     tail = bytearray(entry[end:])
     struct.pack_into("<HHII", tail, 8, count, count, (end - start) * count, start)
     content = entry[:start] + entry[start:end] * count + bytes(tail)
-    told: list[str] = []
-    assert peak_bytes(lambda: told.append(refusal(content, ".zip", max_files="100"))) < 8 << 20
-    assert told[0].endswith("its directory has more entries than parameter 'max_files' allows")
+    message: list[str] = []
+    assert peak_bytes(lambda: message.append(refusal(content, ".zip", max_files="100"))) < 8 << 20
+    assert message[0].endswith("its directory has more entries than parameter 'max_files' allows")
 
 
 def test_a_zstd_window_is_bounded(refusal: Refusal) -> None:
@@ -221,8 +221,8 @@ def test_a_zstd_window_is_bounded(refusal: Refusal) -> None:
 def test_a_sparse_file_is_refused(refusal: Refusal) -> None:
     """One of 8 GiB in a kilobyte (PAX format 0.1)."""
     sparse = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(8 << 30), "GNU.sparse.name": "1/w"}
-    told = refusal(tar([("1/w", b"x", {"pax_headers": sparse})]))
-    assert told.endswith("member '1/w' is no regular file: only files and directories are unpacked")
+    message = refusal(tar([("1/w", b"x", {"pax_headers": sparse})]))
+    assert message.endswith("member '1/w' is no regular file: only files and directories are unpacked")
 
 
 # ---------------------------------------------------------------------- damage

@@ -91,6 +91,6 @@ def test_a_serialized_model_has_the_name_that_its_backend_reads(tmp_path: Path, 
     ids=range(11),
 )
 def test_a_malformed_torchserve_archive_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
-    told = load(content, tmp_path)
-    assert isinstance(told, str)
-    assert why in told
+    result = load(content, tmp_path)
+    assert isinstance(result, str)
+    assert why in result

@@ -88,9 +88,9 @@ def test_the_command_writes_what_the_agent_reads(
     (model / "1/code.py").chmod(0o755)
     (model / "3").mkdir()  # as that of an ensemble
     assert run(str(model), str(target), "--key-file", str(keys), "--plain", "labels.txt") == 0
-    told = capsys.readouterr().out
-    assert f"3 files of '{model}' encrypted with key '2026-11'" in told
-    assert f'parameters {{ key: "key_file" value: "{keys}" }}' in told
+    stdout = capsys.readouterr().out
+    assert f"3 files of '{model}' encrypted with key '2026-11'" in stdout
+    assert f'parameters {{ key: "key_file" value: "{keys}" }}' in stdout
     found = files_of(target)
     assert set(found) == {"config.pbtxt", "configs/b.pbtxt", "1/w.enc", "1/code.py.enc", f"{latin}.enc", "labels.txt"}
     assert all(weights[:64] not in content for content in found.values())
@@ -188,15 +188,15 @@ def test_files_that_do_not_belong_to_the_model_are_refused(
 ) -> None:
     files = {"config.pbtxt": b"", **encrypted({"1/w": b"content"})}
     assert isinstance(load(files, key_env="MODEL_KEYS"), Path)
-    told = load(change(files), key_env="MODEL_KEYS", plain="labels.txt")
-    assert isinstance(told, str)
-    assert why in told
+    result = load(change(files), key_env="MODEL_KEYS", plain="labels.txt")
+    assert isinstance(result, str)
+    assert why in result
 
 
 def test_a_plain_file_replaces_no_encrypted_one(load: Loader) -> None:
     files = {"config.pbtxt": b"", "1/w": b"planted", **encrypted({"1/w": b"content"})}
-    told = load(files, key_env="MODEL_KEYS", plain="1/*")
-    assert told == "agent 'decrypt' of model 'm': file '1/w.enc': the model has '1/w', too, which is not encrypted"
+    result = load(files, key_env="MODEL_KEYS", plain="1/*")
+    assert result == "agent 'decrypt' of model 'm': file '1/w.enc': the model has '1/w', too, which is not encrypted"
 
 
 def test_plain_patterns_match_within_a_directory_and_hidden_files_are_left_out(load: Loader) -> None:

@@ -58,7 +58,7 @@ def numbers(server: Server) -> tuple[int, int, int]:
     return found.cache_hit.count, found.cache_miss.count, found.cache_failures
 
 
-def kept(of: RedisServer, count: int) -> list[bytes]:
+def stored_keys(of: RedisServer, count: int) -> list[bytes]:
     """The keys in Redis, once there are as many: answers are kept behind their callers' backs."""
     end = time.monotonic() + DEADLINE_S
     while len(found := of.client.keys()) != count:
@@ -70,7 +70,7 @@ def test_one_server_answers_what_another_has_executed(tmp_path: Path, redis_serv
     write_model(tmp_path)
     with serving(tmp_path, redis_server) as server:
         first = server.infer("m", ASKED)
-        (key,) = kept(redis_server, 1)
+        (key,) = stored_keys(redis_server, 1)
         assert key.startswith(b"headrace:1:")
     with serving(tmp_path, redis_server, pool_size="4") as other:
         answer = other.infer("m", ASKED)
@@ -87,7 +87,7 @@ def test_a_changed_model_has_its_own_cached_answers(tmp_path: Path, redis_server
     write_model(tmp_path)
     with serving(tmp_path, redis_server) as server:
         server.infer("m", ASKED)
-        kept(redis_server, 1)
+        stored_keys(redis_server, 1)
     if change == "config":
         write_model(tmp_path, 'parameters { key: "k" value { string_value: "v" } }')
     else:
@@ -95,7 +95,7 @@ def test_a_changed_model_has_its_own_cached_answers(tmp_path: Path, redis_server
     with serving(tmp_path, redis_server) as server:
         server.infer("m", ASKED)
         assert numbers(server) == (0, 1, 0)
-        kept(redis_server, 2)
+        stored_keys(redis_server, 2)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_entries_written_by_others_are_not_trusted(tmp_path: Path, redis_server:
     write_model(tmp_path)
     with serving(tmp_path, redis_server, max_entry_bytes="4096") as server:
         server.infer("m", ASKED)
-        (key,) = kept(redis_server, 1)
+        (key,) = stored_keys(redis_server, 1)
         redis_server.client.set(key, planted)
         np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
         assert numbers(server) == (0, 2, 1)
         # The cache itself goes on: one wrong entry costs no other request its answer.
         other = {name: value[::-1] for name, value in ASKED.items()} | {"x": ASKED["x"] + 1}
         server.infer("m", other)
-        kept(redis_server, 2)
+        stored_keys(redis_server, 2)
         server.infer("m", other)
         assert numbers(server) == (1, 3, 1)
 
@@ -134,7 +134,7 @@ def test_a_crashed_redis_loses_only_cached_answers_and_may_restart(
     write_model(tmp_path)
     with serving(tmp_path, redis_server) as server:
         server.infer("m", ASKED)
-        kept(redis_server, 1)
+        stored_keys(redis_server, 1)
         redis_server.kill()
         for _ in range(20):
             np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
@@ -146,10 +146,10 @@ def test_a_crashed_redis_loses_only_cached_answers_and_may_restart(
         while not numbers(server)[0]:
             assert time.monotonic() < end, "the cache does not come back"
             server.infer("m", ASKED)
-    assert len(said(caplog, "failed, so models answer: ConnectionError")) == 1
+    assert len(logged(caplog, "failed, so models answer: ConnectionError")) == 1
 
 
-def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     lines = [record.getMessage() for record in caplog.records]
     return [line for line in lines if line.startswith(f"response cache 'redis' {what}")]
 
@@ -168,7 +168,7 @@ def test_a_hanging_redis_delays_one_request_only(
     write_model(tmp_path)
     with caplog.at_level("INFO"), serving(tmp_path, redis_server, socket_timeout="80000") as server:
         server.infer("m", ASKED)
-        kept(redis_server, 1)
+        stored_keys(redis_server, 1)
         redis_server.stop()
         try:
             for _ in range(50):
@@ -177,8 +177,8 @@ def test_a_hanging_redis_delays_one_request_only(
         finally:
             redis_server.go_on()
         until_it_answers(server)
-    assert said(caplog, "failed") == ["response cache 'redis' failed, so models answer: no answer within 1 s"]
-    assert len(said(caplog, "answers again")) == 1
+    assert logged(caplog, "failed") == ["response cache 'redis' failed, so models answer: no answer within 1 s"]
+    assert len(logged(caplog, "answers again")) == 1
 
 
 def test_a_full_redis_still_answers_stored_entries(
@@ -187,7 +187,7 @@ def test_a_full_redis_still_answers_stored_entries(
     write_model(tmp_path)
     with serving(tmp_path, redis_server) as server:
         server.infer("m", ASKED)
-        kept(redis_server, 1)
+        stored_keys(redis_server, 1)
         redis_server.client.config_set("maxmemory", 1)
         end = time.monotonic() + DEADLINE_S
         while not numbers(server)[2]:  # what cannot be kept is counted behind the callers' backs
@@ -195,8 +195,8 @@ def test_a_full_redis_still_answers_stored_entries(
             server.infer("m", {**ASKED, "x": np.full((1, 3), 7, np.float32)})
         until_it_answers(server)
         until_it_answers(server)
-    assert len(said(caplog, "stores no further responses: OutOfMemoryError")) == 1
-    assert said(caplog, "failed") == []
+    assert len(logged(caplog, "stores no further responses: OutOfMemoryError")) == 1
+    assert logged(caplog, "failed") == []
 
 
 def test_a_redis_that_refuses_the_password_is_logged_once(
@@ -210,7 +210,7 @@ def test_a_redis_that_refuses_the_password_is_logged_once(
         hits, misses, failures = numbers(server)
         assert (hits, misses) == (0, 5)
         assert failures >= 1
-    (line,) = said(caplog, "")
+    (line,) = logged(caplog, "")
     assert line.startswith("response cache 'redis' failed, so models answer: AuthenticationError: ")
 
 
@@ -227,7 +227,7 @@ def test_a_redis_over_tls_accepts_a_client_certificate(
     }
     with serving(tmp_path / "models", tls_redis_server, **tls) as server:
         server.infer("m", ASKED)
-        kept(tls_redis_server, 1)
+        stored_keys(tls_redis_server, 1)
         until_it_answers(server)
         assert numbers(server)[2] == 0
 

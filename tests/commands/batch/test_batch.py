@@ -309,13 +309,13 @@ def test_a_killed_job_resumes_without_finished_rows(
         wait_until(lambda: len(list(parts.glob("*.arrow"))) >= 3, "three parts are written")
         assert main(["batch", *words]) == 1, "one process at a time writes"
         job.send_signal(signal.SIGKILL)
-    kept = len(list(parts.glob("*.arrow")))
-    assert kept < 10
+    finished_parts = len(list(parts.glob("*.arrow")))
+    assert finished_parts < 10
     seen.write_text("")
     monkeypatch.setenv("DELAY_S", "0")
     assert main(["batch", *words]) == 0
     assert [row["said"] for row in read(tmp_path / "out.jsonl")] == [f"W{i}" for i in range(400)]
-    assert len(seen.read_text().split()) == 400 - 40 * kept
+    assert len(seen.read_text().split()) == 400 - 40 * finished_parts
     assert not parts.exists()
 
 
@@ -474,8 +474,10 @@ def test_an_output_type_that_the_file_cannot_store_is_an_error_before_the_first_
         writer.write_table(rows)
     out = tmp_path / "out.parquet"
     assert batch(tmp_path / "in.arrow", out) == 1
-    said = capsys.readouterr().err
-    assert re.search(f"a {out.suffix} file cannot have the columns of '{out}': .*; choose the columns by --keep", said)
+    stderr = capsys.readouterr().err
+    assert re.search(
+        f"a {out.suffix} file cannot have the columns of '{out}': .*; choose the columns by --keep", stderr
+    )
     assert not list(tmp_path.glob("*.parts/*.arrow"))
 
 

@@ -104,9 +104,9 @@ def test_it_runs_where_it_is_unpacked_and_after_a_move(
             str(bundle),
             [f"{bundle}/lib/python{PYTHON}/site-packages"],
         ]
-        code, told = verify(bundle, capsys)
-        assert code == 0, told
-        assert told.endswith("models: echo\n")
+        code, stdout = verify(bundle, capsys)
+        assert code == 0, stdout
+        assert stdout.endswith("models: echo\n")
     assert run(bundle / "bin/other", "serve", "--model-repository=/srv")[0] == [
         "other", "serve", "--model-repository=/srv"
     ]  # fmt: skip
@@ -115,8 +115,8 @@ def test_it_runs_where_it_is_unpacked_and_after_a_move(
     weights.write_bytes(bytes(99_999) + b"\1")
     module.unlink()
     (bundle / "new").write_text("")
-    code, told = verify(bundle, capsys)
-    assert (code, [line.rpartition("/")[2] for line in told.splitlines()]) == (
+    code, stdout = verify(bundle, capsys)
+    assert (code, [line.rpartition("/")[2] for line in stdout.splitlines()]) == (
         1, ["headrace_cli.py: missing", "weights: changed", "new: not in the manifest"]
     )  # fmt: skip
 

@@ -58,10 +58,10 @@ def compared(servers: tuple[Headrace, Headrace], protocol: str, *words: str, sam
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_each_kind_of_difference_is_found(servers: tuple[Headrace, Headrace], protocol: str) -> None:
-    code, told = compared(servers, protocol)
+    code, report = compared(servers, protocol)
     assert code == 1
     found: dict[str, set[str]] = {}
-    for each in told["differences"]:
+    for each in report["differences"]:
         if not each["docs"]:
             found.setdefault(each["model"], set()).add(each["kind"])
     failed = {"status", "error text", "statistics"}
@@ -76,17 +76,17 @@ def test_each_kind_of_difference_is_found(servers: tuple[Headrace, Headrace], pr
         "extra": {"index"},
     } | ({"stream": {"responses", "response", "outputs"}} if protocol == "grpc" else {})
     assert {"status", "error text"} <= found["status"]
-    assert told["requests"] == dict.fromkeys([*CHANGED, "stream"], 3)
-    (values, *_) = (each for each in told["differences"] if each["kind"] == "values")
+    assert report["requests"] == dict.fromkeys([*CHANGED, "stream"], 3)
+    (values, *_) = (each for each in report["differences"] if each["kind"] == "values")
     assert values["field"] == "output 'OUT'[2], first of 2 in 4; largest 7 at [3]"
     assert float(values["second"]) - float(values["first"]) == pytest.approx(0.5, abs=1e-3)
-    assert all(each["p50"] > 0 for each in told["latency_ms"].values())
+    assert all(each["p50"] > 0 for each in report["latency_ms"].values())
 
 
 def test_a_server_equals_itself(servers: tuple[Headrace, Headrace]) -> None:
     for protocol in ("http", "grpc"):
-        code, told = compared(servers, protocol, same=True)
-        assert (code, told["differences"], len(told["requests"])) == (0, [], len(CHANGED) + 1)
+        code, report = compared(servers, protocol, same=True)
+        assert (code, report["differences"], len(report["requests"])) == (0, [], len(CHANGED) + 1)
 
 
 def test_two_protocols_give_the_same_tensors(
@@ -94,9 +94,9 @@ def test_two_protocols_give_the_same_tensors(
 ) -> None:
     urls = [f"http://127.0.0.1:{servers[0].http}", f"grpc://127.0.0.1:{servers[0].grpc}"]
     assert main(["compare", *urls, "--model=same", "--model=stream"]) == 0
-    told = capsys.readouterr().out
-    assert "'stream' is decoupled" in told
-    assert told.endswith("10 requests to 1 model: no difference\n")
+    stdout = capsys.readouterr().out
+    assert "'stream' is decoupled" in stdout
+    assert stdout.endswith("10 requests to 1 model: no difference\n")
 
 
 def test_tolerances_and_ignored_fields(servers: tuple[Headrace, Headrace]) -> None:
@@ -116,9 +116,9 @@ def test_recorded_requests(servers: tuple[Headrace, Headrace], tmp_path: Path) -
     ]
     file = tmp_path / "requests.jsonl"
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    code, told = compared(servers, "http", "--requests", str(file))
-    assert (code, told["kinds"], told["requests"]) == (1, {"values": 1}, {"same": 2, "values": 1, "nobody": 1})
-    assert told["differences"][0]["place"] == f"{file}:3"
+    code, report = compared(servers, "http", "--requests", str(file))
+    assert (code, report["kinds"], report["requests"]) == (1, {"values": 1}, {"same": 2, "values": 1, "nobody": 1})
+    assert report["differences"][0]["place"] == f"{file}:3"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -135,8 +135,8 @@ def test_headers_of_a_recorded_connection_are_not_sent(
         },
     }
     (tmp_path / "file").write_text(json.dumps(line))
-    code, told = compared(servers, protocol, "--requests", str(tmp_path / "file"))
-    assert (code, told["kinds"]) == (1, {"values": 1})
+    code, report = compared(servers, protocol, "--requests", str(tmp_path / "file"))
+    assert (code, report["kinds"]) == (1, {"values": 1})
 
 
 def test_the_file_of_perf_analyzer(servers: tuple[Headrace, Headrace], tmp_path: Path) -> None:
@@ -147,14 +147,14 @@ def test_the_file_of_perf_analyzer(servers: tuple[Headrace, Headrace], tmp_path:
         {"IN": {"b64": "AACAPwAAAEAAAEBAAACAQA=="}},
     ]
     file.write_text(json.dumps({"data": steps}))
-    code, told = compared(servers, "grpc", "--requests", str(file), "--model=values")
-    assert (code, told["requests"]) == (1, {"values": 3})
-    firsts = [float(each["first"]) for each in told["differences"]]
+    code, report = compared(servers, "grpc", "--requests", str(file), "--model=values")
+    assert (code, report["requests"]) == (1, {"values": 3})
+    firsts = [float(each["first"]) for each in report["differences"]]
     assert firsts == [6, 14, 6]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "no request is in it"),
         (b"{", ":1: no JSON"),
@@ -178,15 +178,15 @@ def test_the_file_of_perf_analyzer(servers: tuple[Headrace, Headrace], tmp_path:
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_is_sent(
-    tmp_path: Path, servers: tuple[Headrace, Headrace], capsys: pytest.CaptureFixture[str], content: bytes, said: str
+    tmp_path: Path, servers: tuple[Headrace, Headrace], capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
     (tmp_path / "file").write_bytes(content)
     urls = [f"http://127.0.0.1:{each.http}" for each in servers]
     assert main(["compare", *urls, "--requests", str(tmp_path / "file")]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert said in told.err
-    assert len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
 
 
 def test_unreachable_servers_are_an_error(
@@ -270,7 +270,7 @@ def counted(fail: int, success: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "config", "statistics", "is_told"),
+    ("path", "config", "statistics", "is_documented"),
     [
         (BATCH, PYTHON, counted(3, 0), True),
         (BATCH, PYTHON, counted(3, 1), False),
@@ -284,9 +284,9 @@ def counted(fail: int, success: int) -> dict[str, Any]:
     ],
 )
 def test_absent_statistics_are_reported_only_where_documented(
-    path: str, config: Any, statistics: Any, is_told: bool
+    path: str, config: Any, statistics: Any, is_documented: bool
 ) -> None:
-    assert bool(page_of_absent_statistics(path, config, statistics)) is is_told
+    assert bool(page_of_absent_statistics(path, config, statistics)) is is_documented
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BYTES", "BOOL", "UINT64", "FP64"])

@@ -49,19 +49,19 @@ def test_the_documentation_shows_its_output(
 def test_arguments_that_cannot_be_read_are_refused(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as leaving:
+    with pytest.raises(SystemExit) as error:
         main(["check", *words])
-    told = capsys.readouterr()
-    assert (leaving.value.code, told.out) == (1, "")
-    assert told.err.startswith("Usage: headrace check [options] <path> ...")
-    assert text in told.err
+    captured = capsys.readouterr()
+    assert (error.value.code, captured.out) == (1, "")
+    assert captured.err.startswith("Usage: headrace check [options] <path> ...")
+    assert text in captured.err
 
 
 def test_a_storage_without_a_plugin_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "nowhere://user:password@bucket/models"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("no plugin provides storage 'nowhere'")
-    assert "password" not in told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("no plugin provides storage 'nowhere'")
+    assert "password" not in stderr
 
 
 def test_a_parent_of_a_repository_is_refused_with_the_repository(
@@ -226,8 +226,8 @@ def test_padding_is_checked_without_a_load_if_the_io_is_written(repository: Path
 def test_the_directory_of_one_model_is_accepted(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(repository, "bad", "{")
     assert main(["check", str(repository / "echo")]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("echo: ok\n")
-    assert told.out.endswith("\n1 model, 0 problems\n")
-    assert told.err == f"'{repository / 'echo'}' is a model, not a repository: this model alone is checked\n"
+    captured = capsys.readouterr()
+    assert captured.out.startswith("echo: ok\n")
+    assert captured.out.endswith("\n1 model, 0 problems\n")
+    assert captured.err == f"'{repository / 'echo'}' is a model, not a repository: this model alone is checked\n"
     assert main(["check", str(repository / "bad")]) == 1

@@ -28,8 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def run(server: Server, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main([*words, f"--url=http://127.0.0.1:{server.options.http_port}"])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    return code, *capsys.readouterr()
 
 
 def test_a_model_is_loaded_listed_and_unloaded(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

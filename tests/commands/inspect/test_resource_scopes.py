@@ -38,15 +38,15 @@ def test_a_resource_both_global_and_per_device_is_a_problem_of_both_models(
     io = f'input {{ name: "x" {tensors} }}\noutput {{ name: "y" {tensors} }}'
     group = 'instance_group {{ kind: KIND_CPU\nrate_limiter {{ resources {{ name: "R" {} }} }} }}'
     says = {"a": "count: 1", "b": "count: 1 global: true", "c": "count: 1"}
-    for name, said in says.items():
-        write(repository, name, f'backend: "identity" {io}\n{group.format(said)}')
+    for name, text in says.items():
+        write(repository, name, f'backend: "identity" {io}\n{group.format(text)}')
     limited = [*words, "--rate-limit=execution_count"]
     assert not any(each["problems"] for each in checked(headrace, *words, str(repository))[1].values())
     code, found, _ = checked(headrace, *limited, str(repository))
-    told = {name: [(each["line"], each["message"]) for each in found[name]["problems"]] for name in found}
+    problems = {name: [(each["line"], each["message"]) for each in found[name]["problems"]] for name in found}
     twice = 'Resource "R" is present as both global and device-specific resource in the model configuration. '
     of_a_device = [(4, twice + "Here it is per device, and model 'b' has it global")]
-    assert (code, told) == (
+    assert (code, problems) == (
         1,
         {
             "a": of_a_device,

@@ -138,25 +138,25 @@ def test_the_review_agrees_with_the_rights_of_each_caller(
 ) -> None:
     review = SecurityReview.of_command_line(words)
     ports = {port.transport: port for port in review.ports}
-    told = {
+    report = {
         transport: {str(each): review.who_may(each, port) for each in port.operations}
         for transport, port in ports.items()
     }
-    assert told["http"].keys() == ASKED.keys()
+    assert report["http"].keys() == ASKED.keys()
     with httpx.Client(base_url=f"http://127.0.0.1:{server.http}", timeout=60) as client:
         for headers in callers(keys):
             for operation, (method, path) in ASKED.items():
                 reply = client.request(method, path, headers=headers)
                 refused = reply.status_code in (401, 403) or any(text in reply.text for text in REFUSALS)
-                who = told["http"][operation]
+                who = report["http"][operation]
                 assert refused != may(who, headers, keys), (operation, headers, who, reply.status_code, reply.text)
             page = httpx.get(f"http://127.0.0.1:{server.ports['Metrics Service']}/metrics", headers=headers)
-            assert (page.status_code != 200) != may(told["metrics"]["metrics"], headers, keys)
-    asked = set()
+            assert (page.status_code != 200) != may(report["metrics"]["metrics"], headers, keys)
+    operations = set()
     with channel(server, ports["grpc"].tls is not None, pem) as opened:
         for headers in callers(keys):
             for method in grpc_methods():
-                who = told["grpc"][str(method.operation)]
+                who = report["grpc"][str(method.operation)]
                 path, metadata = f"/{method.service}/{method.name}", tuple(headers.items())
                 if method.stream is None:
                     call: Any = opened.unary_unary(path, bytes, bytes).future(b"", timeout=30, metadata=metadata)
@@ -165,10 +165,10 @@ def test_the_review_agrees_with_the_rights_of_each_caller(
                 refused = call.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
                 refused = refused or any(text in call.details() for text in REFUSALS)
                 assert refused != may(who, headers, keys), (path, headers, who, call.code(), call.details())
-                asked.add(str(method.operation))
-    assert asked == told["grpc"].keys()
+                operations.add(str(method.operation))
+    assert operations == report["grpc"].keys()
     if ports["grpc"].tls is not None:
-        assert told["grpc"]["live"] == "clients with a certificate"
+        assert report["grpc"]["live"] == "clients with a certificate"
         with channel(server, True, pem, has_certificate=False) as opened:
             call = opened.unary_unary("/inference.GRPCInferenceService/ServerLive", bytes, bytes).future(
                 b"", timeout=10
@@ -251,10 +251,10 @@ def test_a_host_with_fewer_limits_is_named(models: str) -> None:
 
 
 def test_a_host_without_a_handshake_limit_is_named(models: str) -> None:
-    for tls, is_told in ((("--grpc-use-ssl=true",), True), ((), False)):
+    for tls, is_reported in ((("--grpc-use-ssl=true",), True), ((), False)):
         lines = SecurityReview.of_command_line([models, "--grpc-server=grpcio", *tls]).exposures()
         (line,) = [line for line in lines if line.what == "--grpc-server=grpcio"]
-        assert ("the number of TLS handshakes" in line.who) is is_told
+        assert ("the number of TLS handshakes" in line.who) is is_reported
 
 
 #: By backend, configs whose models run code of their files, and what that is.
@@ -278,10 +278,10 @@ CODE = {
 @pytest.mark.parametrize("backend", CODE)
 @pytest.mark.parametrize("isolation", ["", "thread", "process"])
 def test_models_that_run_code_of_the_repository_are_named(tmp_path: Path, backend: str, isolation: str) -> None:
-    asked = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
+    isolation_text = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
     for number, (config, _) in enumerate(CODE[backend]):
         (tmp_path / f"m{number}" / "1").mkdir(parents=True)
-        (tmp_path / f"m{number}" / "config.pbtxt").write_text(f'backend: "{backend}" {config} {asked}')
+        (tmp_path / f"m{number}" / "config.pbtxt").write_text(f'backend: "{backend}" {config} {isolation_text}')
     server = Server(ServerOptions(model_repository=(str(tmp_path),)))
     if backend not in server.plugins.backends.names():
         pytest.skip(f"needs the backend '{backend}'")

@@ -166,7 +166,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:24.04-py3"
 
 
 @pytest.mark.parametrize(
-    ("lines", "said", "new"),
+    ("lines", "expected", "new"),
     [
         (
             'ENTRYPOINT ["tritonserver"]|CMD --model-repository=/m --nope',
@@ -210,12 +210,12 @@ TRITON = "nvcr.io/nvidia/tritonserver:24.04-py3"
         ),
     ],
 )  # fmt: skip
-def test_entrypoint_and_cmd_are_read_as_docker_runs_them(lines: str, said: dict[str, str], new: str | None) -> None:
+def test_entrypoint_and_cmd_are_read_as_docker_runs_them(lines: str, expected: dict[str, str], new: str | None) -> None:
     """Docker's Dockerfile reference, "Understand how CMD and ENTRYPOINT interact". Empty: nothing is said of it."""
     report = migrated(f"FROM {TRITON} AS below\n" + lines.replace("|", "\n") + "\n")
-    told = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
-    for name, words in said.items():
-        assert told.get(name, "").startswith(words) if words else name not in told
+    findings = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
+    for name, words in expected.items():
+        assert findings.get(name, "").startswith(words) if words else name not in findings
     assert report.new == f"FROM acme/headrace:1 AS below\n{(new or lines)}\n".replace("|", "\n")
 
 
@@ -248,7 +248,7 @@ def test_the_new_dockerfile_installs_what_the_models_need(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "new"),
+    ("words", "expected", "new"),
     [
         ("", {}, "--openai-port=9000 --allow-http=false --allow-grpc=false"),
         (
@@ -268,11 +268,11 @@ def test_the_new_dockerfile_installs_what_the_models_need(tmp_path: Path, capsys
         ("--enable --openai-port=1 --backend vllm stray", {"--backend vllm stray": "not there"}, "--openai-port=1"),
     ],
 )  # fmt: skip
-def test_tritons_openai_frontend(words: str, said: dict[str, str], new: str) -> None:
+def test_tritons_openai_frontend(words: str, expected: dict[str, str], new: str) -> None:
     report = migrated(f"python3 /opt/tritonserver/python/openai/openai_frontend/main.py {words}".strip())
-    told = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
-    for name, start in said.items():
-        assert told[name].startswith(start), told
+    findings = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
+    for name, start in expected.items():
+        assert findings[name].startswith(start), findings
     assert report.new == f"headrace serve {new}"
     assert "headrace-openai" in report.distributions
 
@@ -288,7 +288,7 @@ def test_a_command_as_a_list_is_not_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--model-repo=/m", {"--model-repo=/m": "as it is"}),  # a prefix, as getopt_long takes it
         ("--model-repository /m --id x", {"--model-repository /m": "as it is", "--id x": "as it is"}),
@@ -305,9 +305,9 @@ def test_a_command_as_a_list_is_not_replaced() -> None:
         ("--model-repository=/m --backend-config=tensorflow,version=2", {"--backend-config=tensorflow": "needs"}),
     ],
 )
-def test_flags(words: str, said: dict[str, str]) -> None:
+def test_flags(words: str, expected: dict[str, str]) -> None:
     report = migrated(f"tritonserver {words}")
-    for name, verdict in said.items():
+    for name, verdict in expected.items():
         found = [each for each in report.findings if each.name.startswith(name.strip())]
         found += [each for each in report.findings if each.kind == "flags" and name.strip() in each.name]
         assert verdict in {each.verdict.value for each in found}, (name, report.findings)
@@ -336,7 +336,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("empty.yaml", b"\n# nothing\n", "empty"),
         ("binary", b"\x7fELF\xff\xfe", "no text in UTF-8"),
@@ -363,14 +363,14 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_a_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, expected: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     code = main(["migrate", str(tmp_path / name), "--write", str(tmp_path / "new")])
-    told = capsys.readouterr()
-    assert (code, told.out) == (2, "")
-    assert said in told.err
-    assert len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert expected in captured.err
+    assert len(captured.err.splitlines()) == 1
     assert not (tmp_path / "new").exists()
 
 
@@ -389,10 +389,10 @@ def test_unreadable_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_json_output_has_the_same_content(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["migrate", "--format=json", "--", "tritonserver", "--model-store=/m", "--http-thread-count=2"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["new"] == "tritonserver --model-store=/m --http-thread-count=2"
-    assert [each["verdict"] for each in told["findings"]] == ["as it is", "as it is", "differs"]
-    assert told["runs_as_it_is"] is False
+    report = json.loads(capsys.readouterr().out)
+    assert report["new"] == "tritonserver --model-store=/m --http-thread-count=2"
+    assert [each["verdict"] for each in report["findings"]] == ["as it is", "as it is", "differs"]
+    assert report["runs_as_it_is"] is False
 
 
 def test_words_of_a_shell() -> None:

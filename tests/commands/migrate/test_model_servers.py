@@ -37,8 +37,8 @@ def test_a_script_with_the_image_classifier_is_served(tmp_path: Path, capsys: py
         tmp_path / "m.mar", model, {"mean.pt": (tmp_path / "mean.pt").read_bytes(), "model-config.yaml": settings}
     )
     assert main(["migrate", str(mar), "--write", str(tmp_path / "models"), "--format=json"]) == 1
-    told = {each["name"]: each["verdict"] for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert told == {
+    findings = {each["name"]: each["verdict"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings == {
         "mean": "as it is", "m.mar": "needs", "mean.pt": "needs", "image_classifier": "differs",
         "minWorkers: 2": "changed", "batchSize: 4": "changed", "maxBatchDelay: 7": "changed",
         "responseTimeout: 120": "differs",
@@ -91,8 +91,8 @@ def test_a_flag_without_equivalent_is_reported_and_left_out(
 ) -> None:
     mar = archive(tmp_path / "m.mar", model, {"m.pt": b"x"})
     assert main(["migrate", str(mar), "--write", str(tmp_path / "models"), "--format=json"]) == 1
-    told = {each["name"]: each["verdict"] for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert verdicts.items() <= told.items()
+    findings = {each["name"]: each["verdict"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert verdicts.items() <= findings.items()
     assert not (tmp_path / "models").exists()
 
 
@@ -113,8 +113,8 @@ def test_other_runtimes_of_mlserver_are_unsupported(
 ) -> None:
     (tmp_path / "model-settings.json").write_text(json.dumps({"name": "m", "implementation": implementation}))
     assert main(["migrate", str(tmp_path), "--format=json", "--write", str(tmp_path / "new")]) == 1
-    told = json.loads(capsys.readouterr().out)["findings"]
-    assert [(each["name"], each["verdict"]) for each in told] == [("m", "as it is"), (implementation, "not there")]
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [(each["name"], each["verdict"]) for each in findings] == [("m", "as it is"), (implementation, "not there")]
     assert not (tmp_path / "new").exists()
 
 
@@ -134,7 +134,7 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("inference_address=http://0.0.0.0:99999", "not taken over: Provided option value is out of bound. Got 99999"),
         ("metrics_address=http://0.0.0.0:80a", "not taken over: Invalid option value. Got 80a"),
@@ -148,17 +148,17 @@ def test_properties_become_flags(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
     ],
 )
-def test_a_value_that_no_flag_accepts_is_reported(line: str, said: str) -> None:
+def test_a_value_that_no_flag_accepts_is_reported(line: str, expected: str) -> None:
     report = Report("config.properties")
     command = read_properties(f"{line}\n", report)
     (finding,) = (each for each in report.findings if each.verdict is Verdict.DIFFERS)
-    assert finding.detail.startswith(said)
-    if said.startswith("not taken over"):
+    assert finding.detail.startswith(expected)
+    if expected.startswith("not taken over"):
         assert command == "headrace serve --model-repository=models\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("m.mar", b"no zip", "no archive of TorchServe"),
         ("m.mar", None, "No such file"),
@@ -167,8 +167,8 @@ def test_a_value_that_no_flag_accepts_is_reported(line: str, said: str) -> None:
         ("model-settings.json", b"{", "no JSON"),
         ("model-settings.json", b"[]", "expected a JSON object"),
         *(
-            ("model-settings.json", b'{"implementation": "mlserver_sklearn.SKLearnModel", %s}' % wrong, said)
-            for wrong, said in (
+            ("model-settings.json", b'{"implementation": "mlserver_sklearn.SKLearnModel", %s}' % wrong, expected)
+            for wrong, expected in (
                 (b'"max_batch_time": NaN', "'max_batch_time' is nan, expected a number from 0 to 3600"),
                 (b'"max_batch_time": 1e400', "'max_batch_time' is inf"),
                 (b'"max_batch_size": -1', "'max_batch_size' is -1"),
@@ -183,15 +183,15 @@ def test_a_value_that_no_flag_accepts_is_reported(line: str, said: str) -> None:
     ],
 )
 def test_bad_models_are_refused_with_a_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, expected: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     (tmp_path / "model.joblib").touch()
     source = tmp_path if name == "model-settings.json" else tmp_path / name
     assert main(["migrate", str(source), "--write", str(tmp_path / "new")]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert said in told.err
-    assert len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert expected in captured.err
+    assert len(captured.err.splitlines()) == 1
     assert not (tmp_path / "new").exists()

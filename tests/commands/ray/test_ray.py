@@ -45,10 +45,10 @@ def test_a_wrong_address_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr("headrace_ray.serve_application.deployment", lambda *_, **__: None)  # it would import Ray
     assert main(["ray", "--model-repository=models", f"--address={address}"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"cannot reach the Ray cluster '{address}': ")
-    assert why in told
-    assert len(told.splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"cannot reach the Ray cluster '{address}': ")
+    assert why in stderr
+    assert len(stderr.splitlines()) == 1
 
 
 class Loading(Replica):

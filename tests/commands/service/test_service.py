@@ -107,9 +107,9 @@ def test_flags_that_a_unit_cannot_have_are_refused(
     capsys: pytest.CaptureFixture[str], options: list[str], flags: list[str], why: str
 ) -> None:
     code = main_code("service", "print", *options, *MODELS, *flags)
-    said = capsys.readouterr()
-    assert (code, said.out) == (1, "")
-    assert why in said.err
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (1, "")
+    assert why in captured.err
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_systemd_is_notified_of_ready_watchdog_and_stopping(
         assert receiver.recv(999) == b"READY=1\nSTATUS=serving 1 models"
         assert [receiver.recv(999) for _ in range(4)] == [b"WATCHDOG=1"] * 4
         server.process.send_signal(signal.SIGTERM)
-        while (told := receiver.recv(999)) == b"WATCHDOG=1":
+        while (datagram := receiver.recv(999)) == b"WATCHDOG=1":
             pass
-        assert told == b"STOPPING=1\nSTATUS=stopping"
+        assert datagram == b"STOPPING=1\nSTATUS=stopping"
         assert server.process.wait(10) == 0
 
 

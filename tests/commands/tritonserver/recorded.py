@@ -125,8 +125,8 @@ def _values(flag: str, values: Sequence[str]) -> Iterator[list[str]]:
 @cache
 def usage_text(program: str) -> str:
     """Return what follows the first line of the usage."""
-    told = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=False).stderr
-    return told.partition("\n")[2].rstrip("\n")
+    stderr = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=False).stderr
+    return stderr.partition("\n")[2].rstrip("\n")
 
 
 def record(program: str, words: Sequence[str]) -> dict[str, Any]:
@@ -136,18 +136,18 @@ def record(program: str, words: Sequence[str]) -> dict[str, Any]:
             [program, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         try:
-            out, told = running.communicate(timeout=3)
+            out, stderr = running.communicate(timeout=3)
             code: int | None = running.returncode
         except subprocess.TimeoutExpired:  # it serves, without a repository
             running.kill()
-            out, told = running.communicate()
+            out, stderr = running.communicate()
             code = None
     assert not out, out
-    before, usage, after = told.partition("Usage: tritonserver [options]\n")
+    before, usage, after = stderr.partition("Usage: tritonserver [options]\n")
     if usage:
         after = after.removeprefix(usage_text(program))
-    kept = [line for line in (before if usage else told).splitlines() if re.match(r"Warning: |/|error: ", line)]
-    before = re.sub(r"^/\S*/tritonserver:", "tritonserver:", "\n".join(kept))
+    relevant = [line for line in (before if usage else stderr).splitlines() if re.match(r"Warning: |/|error: ", line)]
+    before = re.sub(r"^/\S*/tritonserver:", "tritonserver:", "\n".join(relevant))
     return {"words": list(words), "code": code, "usage": bool(usage), "before": before,
             "after": after.strip()}  # fmt: skip
 

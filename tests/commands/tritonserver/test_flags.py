@@ -36,7 +36,7 @@ def is_compared(case: dict[str, Any]) -> bool:
     return case["code"] is not None and not any(map(ELSEWHERE.match, case["words"]))
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return the exit code and stderr of a command line."""
     program = TritonServer()
     code = program.run(program.parse(words))
@@ -56,7 +56,7 @@ def test_a_command_line_is_accepted_or_refused_as_by_triton(
     case: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = case["words"][-1] if case["words"] else ""
-    code, err = told(case["words"], capsys)
+    code, err = run(case["words"], capsys)
     assert code == case["code"] == 1
     before, usage, after = err.partition(USAGE)
     accepted = ACCEPTED in case["before"]
@@ -84,7 +84,7 @@ def getopt(text: str) -> str:
 
 
 def test_the_usage_has_all_flags_in_tritons_groups_and_order(capsys: pytest.CaptureFixture[str]) -> None:
-    code, err = told(["--help"], capsys)
+    code, err = run(["--help"], capsys)
     assert code == 1
     assert err.startswith(USAGE)
     groups = re.findall(r"^([A-Z][^\n]*):\n((?:[ \t].*\n)+)", err + "\n", re.MULTILINE)

@@ -57,10 +57,10 @@ def open_page(browser: Browser, server: Headrace, key: tuple[Path, str]) -> Iter
     def open_page(model: str = "scripted", has_openai: bool = True) -> Page:
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         own = f"http://127.0.0.1:{server.http}/"
-        page.on("request", lambda asked: None if asked.url.startswith(own) else wrong.append(asked.url))
+        page.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
         if not has_openai:
             page.route("**/v1/**", lambda route: route.fulfill(status=404, body='{"error":"Not Found"}'))
         page.goto(f"{own}dashboard/chat?model={model}")
@@ -79,7 +79,7 @@ def say(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def told(page: Page, number: int) -> Any:
+def response_parameters(page: Page, number: int) -> Any:
     """Return what the model was given, as its answer ``number`` says."""
     answers = page.locator("article.assistant")
     expect(answers).to_have_count(number)
@@ -108,13 +108,13 @@ def test_the_conversation_and_the_settings_are_sent(open_page: Open) -> None:
     say(page, json.dumps([{"text_output": "one"}]))
     expect(page.locator("article.assistant")).to_contain_text("one")
     say(page, "show")
-    given = told(page, 2)
-    assert [each["role"] for each in given["messages"]] == ["system", "user", "assistant", "user"]
-    assert [each["content"] for each in given["messages"]][::2] == ["Be kind.", "one"]
-    assert given["sampling_parameters"] == {"max_tokens": 7, "temperature": 0.5, "seed": 3}
+    parameters = response_parameters(page, 2)
+    assert [each["role"] for each in parameters["messages"]] == ["system", "user", "assistant", "user"]
+    assert [each["content"] for each in parameters["messages"]][::2] == ["Be kind.", "one"]
+    assert parameters["sampling_parameters"] == {"max_tokens": 7, "temperature": 0.5, "seed": 3}
     page.get_by_role("button", name="New chat").click()
     say(page, "show")
-    assert [each["content"] for each in told(page, 1)["messages"]] == ["Be kind.", "show"]
+    assert [each["content"] for each in response_parameters(page, 1)["messages"]] == ["Be kind.", "show"]
 
 
 @pytest.mark.parametrize("key_of_keyboard", ["Escape", ""])
@@ -148,14 +148,14 @@ def test_without_openai_routes_generate_stream_is_used(open_page: Open) -> None:
     page.get_by_text("Settings").click()
     page.get_by_label("System prompt").fill("Be kind.")
     say(page, "show")
-    given = told(page, 1)
-    assert [each["content"] for each in given["messages"]] == ["Be kind.", "show"]
-    assert given["sampling_parameters"] == {"max_tokens": 512}
+    parameters = response_parameters(page, 1)
+    assert [each["content"] for each in parameters["messages"]] == ["Be kind.", "show"]
+    assert parameters["sampling_parameters"] == {"max_tokens": 512}
     page.get_by_label("Model").select_option("templated")  # has no input for messages
-    with page.expect_request("**/generate_stream") as asked:
+    with page.expect_request("**/generate_stream") as request_info:
         say(page, "again")
-    said = f"Be kind.\n\nuser: show\n\nassistant: {json.dumps(given)}\n\nuser: again\n\nassistant:"
-    assert json.loads(asked.value.post_data or "")["text_input"] == said
+    prompt = f"Be kind.\n\nuser: show\n\nassistant: {json.dumps(parameters)}\n\nuser: again\n\nassistant:"
+    assert json.loads(request_info.value.post_data or "")["text_input"] == prompt
 
 
 def test_shift_enter_starts_a_line(open_page: Open) -> None:

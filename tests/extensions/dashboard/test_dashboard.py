@@ -77,10 +77,12 @@ def open_page(browser: Browser) -> Iterator[Callable[[Headrace], Page]]:
     def open_page(server: Headrace) -> Page:
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         own = f"http://127.0.0.1:{server.http}/"
-        page.on("request", lambda asked: None if asked.url.startswith((own, "blob:")) else wrong.append(asked.url))
+        page.on(
+            "request", lambda request: None if request.url.startswith((own, "blob:")) else wrong.append(request.url)
+        )
         page.goto(f"{own}dashboard")
         return page
 
@@ -91,9 +93,9 @@ def open_page(browser: Browser) -> Iterator[Callable[[Headrace], Page]]:
 
 def infer(server: Headrace, image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[float]:
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
-        given = tritonclient.http.InferInput("image", list(image.shape), "UINT8")
-        given.set_data_from_numpy(image)
-        found: list[float] = client.infer("digits", [given]).as_numpy("probabilities").ravel().tolist()
+        image_input = tritonclient.http.InferInput("image", list(image.shape), "UINT8")
+        image_input.set_data_from_numpy(image)
+        found: list[float] = client.infer("digits", [image_input]).as_numpy("probabilities").ravel().tolist()
         return found
 
 
@@ -167,8 +169,8 @@ def test_nothing_is_asked_about_a_model_that_is_not_ready(
     server: Headrace, open_page: Callable[[Headrace], Page]
 ) -> None:
     page = open_page(server)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
     page.get_by_role("button", name="broken", exact=True).click()
     expect(page.get_by_text("The state is UNAVAILABLE. The page shows more when the model is READY.")).to_be_visible()
     expect(page.get_by_role("button", name="Send")).not_to_be_visible()
@@ -177,7 +179,7 @@ def test_nothing_is_asked_about_a_model_that_is_not_ready(
     with page.expect_request("**/models.json"), page.expect_response("**/log.json*"):
         pass
     page.wait_for_timeout(50)
-    assert len([each for each in asked if re.search("/models/(broken|%3C)", each)]) == 2, "the second, once"
+    assert len([each for each in requested if re.search("/models/(broken|%3C)", each)]) == 2, "the second, once"
 
 
 @needs_chromium
@@ -290,13 +292,13 @@ def test_a_hidden_page_sends_no_requests(server: Headrace, open_page: Callable[[
     expect(page.get_by_role("status")).to_have_text(re.compile("ready"))
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     page.wait_for_timeout(2500)  # the last poll that was planned
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
     page.wait_for_timeout(2500)
-    assert asked == []
+    assert requested == []
     page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_timeout(200)
-    assert asked
+    assert requested
 
 
 @needs_chromium

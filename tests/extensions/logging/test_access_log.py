@@ -252,8 +252,8 @@ def test_a_file_that_was_moved_is_opened_again(
     url = f"http://127.0.0.1:{server.http}/v2/models/m/infer"
     httpx.post(url, json=BODY)
     lines_of(log, 1)
-    for name, gone in (("r8", lambda: log.rename(log.with_suffix(".1"))), ("r9", log.unlink)):
-        gone()
+    for name, move in (("r8", lambda: log.rename(log.with_suffix(".1"))), ("r9", log.unlink)):
+        move()
         httpx.post(url, json={**BODY, "id": name})
         wait_until(log.exists, "the file is made anew")
         (line,) = lines_of(log, 1)
@@ -270,9 +270,9 @@ def test_a_full_disk_fails_no_request_and_is_logged_once(
         assert httpx.post(url, json=BODY).is_success
         wait_until(lambda count=count: number(server, DROPPED) >= count, f"{count} are dropped")
     server.stop()
-    said = [line for line in server.lines if "can not be written, and records are dropped" in line]
-    assert len(said) == 1
-    assert "No space left on device" in said[0]
+    warnings = [line for line in server.lines if "can not be written, and records are dropped" in line]
+    assert len(warnings) == 1
+    assert "No space left on device" in warnings[0]
 
 
 def number(server: Headrace, metric: str) -> int:

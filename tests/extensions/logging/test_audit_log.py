@@ -75,7 +75,7 @@ def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def told(log: Path, server: Headrace, wait_until: Callable[..., None]) -> Callable[[int], list[dict[str, Any]]]:
+def read_records(log: Path, server: Headrace, wait_until: Callable[..., None]) -> Callable[[int], list[dict[str, Any]]]:
     """Reads the lines that are written from the start of the test on, but for what the server does by itself."""
     begun = log.stat().st_size
 
@@ -101,7 +101,7 @@ def shown(record: Mapping[str, Any], *names: str) -> list[Any]:
 
 
 def test_each_operation_that_changes_something_is_one_line(
-    server: Headrace, client: httpx.Client, told: Callable[[int], list[dict[str, Any]]]
+    server: Headrace, client: httpx.Client, read_records: Callable[[int], list[dict[str, Any]]]
 ) -> None:
     client.post("/v2/repository/models/m/load", json={"parameters": FILES})
     client.post("/v2/repository/models/m/load")
@@ -123,7 +123,7 @@ def test_each_operation_that_changes_something_is_one_line(
         grpc.load_model("m", config=json.dumps({"backend": "identity", "max_batch_size": 4, **_tensors()}))
         grpc.unload_model("m")
         grpc.load_model("m")
-    records = told(13)
+    records = read_records(13)
     assert [shown(each) for each in records] == [
         ["operation", "http", "load", "ok", "m"],
         ["operation", "http", "load", "ok", "m"],
@@ -162,14 +162,14 @@ def test_actions_of_the_server_are_recorded(server: Headrace, log: Path) -> None
 
 
 def test_a_refusal_by_another_interceptor_is_recorded_also_for_an_inference(
-    client: httpx.Client, told: Callable[[int], list[dict[str, Any]]]
+    client: httpx.Client, read_records: Callable[[int], list[dict[str, Any]]]
 ) -> None:
     hostile = "m\n\x1b[31m" + "x" * 5000
     assert client.post("/v2/models/m/infer", json=BODY).status_code == 403
     assert client.post("/v2/models/m/trace/setting", json={}, headers={"x-key": "guess-s3cret"}).status_code == 403
     path = quote(hostile, safe="")
     assert client.post(f"/v2/models/{path}/infer").status_code == 403
-    records = told(3)
+    records = read_records(3)
     assert [shown(each) for each in records[:2]] == [
         ["refused", "http", "infer", "Permission denied", "m"],
         ["refused", "http", "trace_settings", "Permission denied", "m"],
@@ -179,32 +179,35 @@ def test_a_refusal_by_another_interceptor_is_recorded_also_for_an_inference(
 
 
 def test_no_secret_of_an_operation_is_written(
-    client: httpx.Client, log: Path, told: Callable[[int], list[dict[str, Any]]]
+    client: httpx.Client, log: Path, read_records: Callable[[int], list[dict[str, Any]]]
 ) -> None:
     client.post("/v2/repository/models/m/load", json={"parameters": FILES}, headers={"authorization": "Bearer s3cret"})
-    assert "s3cret" not in json.dumps(told(1))
+    assert "s3cret" not in json.dumps(read_records(1))
     assert "s3cret" not in log.read_text()
     assert base64.b64encode(CODE[7:]).decode()[:12] not in log.read_text()
 
 
 def test_a_flood_of_refusals_is_bounded_and_counted(
-    server: Headrace, client: httpx.Client, told: Callable[[int], list[dict[str, Any]]], wait_until: Callable[..., None]
+    server: Headrace,
+    client: httpx.Client,
+    read_records: Callable[[int], list[dict[str, Any]]],
+    wait_until: Callable[..., None],
 ) -> None:
     count = 400
     for _ in range(count):
         client.post("/v2/models/m/infer", json=BODY)
 
     def refusals() -> int:
-        records = told(1)
+        records = read_records(1)
         return sum(each["event"] == "refused" or each.get("refusals", 0) for each in records)
 
     wait_until(lambda: refusals() == count, "all refusals are written or counted")
-    written = [each for each in told(1) if each["event"] == "refused"]
+    written = [each for each in read_records(1) if each["event"] == "refused"]
     assert 0 < len(written) < 150  # 10 a second, and 10 seconds of them at once
     page = httpx.get(f"http://127.0.0.1:{server.ports['Metrics Service']}/metrics").text
     assert f"headrace_audit_log_left_out_total {count - len(written)}" in page
     client.post("/v2/logging", json={"log_info": True})
-    assert any(each["operation"] == "log_settings" for each in told(len(written) + 2) if "operation" in each)
+    assert any(each["operation"] == "log_settings" for each in read_records(len(written) + 2) if "operation" in each)
 
 
 # ---------------------------------------------------------------------- without a server

@@ -80,8 +80,8 @@ def requests(key: str) -> Iterator[tuple[str, str, dict[str, str], Any]]:
     for admin in ("guess", "restricted"):
         yield "GET", "/v2/trace/setting", {**mine, "x-admin": f"{MARK}-{admin}"}, None
     config = {"backend": "identity", "parameters": {"password": {"string_value": f"{MARK}-config"}}}
-    for given in (config, {**config, "unknown": 1}, {**config, "backend": f"{'python'}"}):
-        files = {"config": json.dumps(given), "file:1/model.py": base64.b64encode(FILE).decode()}
+    for document in (config, {**config, "unknown": 1}, {**config, "backend": f"{'python'}"}):
+        files = {"config": json.dumps(document), "file:1/model.py": base64.b64encode(FILE).decode()}
         yield "POST", "/v2/repository/models/m/load", mine, {"parameters": files}
     yield "POST", "/v2/models/p/infer", mine, BODY
     yield "POST", "/v2/models/p/infer", mine, {"inputs": []}

@@ -83,14 +83,14 @@ def test_a_record_of_core_has_a_response_unless_it_failed(own: Collector, sender
 
 
 @pytest.mark.parametrize(
-    ("given", "least", "most"),
+    ("retry_after", "least", "most"),
     [("7", 7, 7), ("99999999999", LONGEST_PAUSE_S, LONGEST_PAUSE_S), ("Fri, 31 Dec 2100 23:59:59 GMT", 300, 300),
      ("soon", 1, 1), ("-5", 1, 1), ("", 1, 1)],
 )  # fmt: skip
 def test_a_retry_after_of_the_collector_is_obeyed(
-    own: Collector, sender: Delivery, given: str, least: float, most: float
+    own: Collector, sender: Delivery, retry_after: str, least: float, most: float
 ) -> None:
-    own.status, own.headers = 429, {"Retry-After": given}
+    own.status, own.headers = 429, {"Retry-After": retry_after}
     begun = monotonic()
     assert sender.send(MESSAGE) is None
     assert least <= sender.not_before - begun <= most + 5

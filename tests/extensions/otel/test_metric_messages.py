@@ -36,9 +36,9 @@ def starts(message: ExportMetricsServiceRequest) -> list[int]:
 def test_a_reset_counter_has_a_new_start_time() -> None:
     """A model that is loaded again counts from zero. One that is loaded later begins between two exports."""
     messages = MetricMessages(Resource(), 100, is_exponential=False)
-    told = [starts(read(list(messages.write([counter(*values)], now)))[0])
+    start_times = [starts(read(list(messages.write([counter(*values)], now)))[0])
             for now, values in ((200, [5]), (300, [6, 0]), (400, [2, 1]), (500, [2, 1]))]  # fmt: skip
-    assert told == [[100], [100, 200], [300, 200], [300, 200]]
+    assert start_times == [[100], [100, 200], [300, 200], [300, 200]]
 
 
 def test_many_series_are_split_into_messages_that_collectors_take() -> None:

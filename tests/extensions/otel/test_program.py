@@ -193,7 +193,7 @@ def test_workers_have_distinct_instance_ids(serve: Callable[..., Headrace], mode
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--otel-metrics=true", "--otel-endpoint=localhost:4318"], "expected http://<host>:<port>"),
         (["--otel-metrics=true", "--otel-endpoint=http://h:99999"], "Port out of range"),
@@ -205,8 +205,8 @@ def test_workers_have_distinct_instance_ids(serve: Callable[..., Headrace], mode
         (["--otel-endpoint=http://h"], "need --otel-metrics, --otel-logs or --otel-access"),
     ],
 )
-def test_a_wrong_flag_is_refused_with_the_expected_values(words: list[str], said: str) -> None:
+def test_a_wrong_flag_is_refused_with_the_expected_values(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_groups([OtelOptions], words)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "secret" not in str(refused.value)

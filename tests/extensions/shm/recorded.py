@@ -133,9 +133,9 @@ if __name__ == "__main__":
     else:
         with Segments() as segments:
             for each in QUESTIONS:
-                given = {
+                answers = {
                     name: value for name, value in each.items() if name not in ("status", "type", "answer", "written")
                 }
                 each.clear()
-                each.update(given | segments.ask(given, int(sys.argv[1]), int(sys.argv[2])))
+                each.update(answers | segments.ask(answers, int(sys.argv[1]), int(sys.argv[2])))
         RECORD.write_text("".join(("[\n", ",\n".join(map(json.dumps, QUESTIONS)), "\n]\n")))

@@ -161,12 +161,12 @@ class Doubled(Instance):
     kind: type[PlayedDeviceTensor] = PlayedDeviceTensor
 
     def __init__(self, model: Model) -> None:
-        self.given: list[Any] = GIVEN
+        self.received: list[Any] = RECEIVED
         self.kind = Elsewhere if model.name == "elsewhere" else PlayedDeviceTensor
 
     def execute(self, inputs: Tensors) -> Tensors:
         x: Any = inputs["x"]
-        self.given.append((type(x), getattr(x, "__dlpack_device__", tuple)()))
+        self.received.append((type(x), getattr(x, "__dlpack_device__", tuple)()))
         y: Any = self.kind(2 * np.from_dlpack(x), COPIES)
         return {"y": y}
 
@@ -178,7 +178,7 @@ class OnDevice(Backend):
         return Doubled(model)
 
 
-GIVEN: list[Any] = []
+RECEIVED: list[Any] = []
 #: The shape of each copy of a result to the host.
 COPIES: list[tuple[int, ...]] = []
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }'
@@ -200,7 +200,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def driver(monkeypatch: pytest.MonkeyPatch) -> PlayedDriver:
     driver = PlayedDriver()
     monkeypatch.setattr(cuda_memory, "_driver", driver)
-    GIVEN.clear()
+    RECEIVED.clear()
     COPIES.clear()
     return driver
 
@@ -242,12 +242,12 @@ def test_a_model_on_the_device_reads_and_writes_regions_there(
     assert driver.done == copies * 2 + refused + ["wait"] * in_place + ["close"]
     assert ([(8,)] * 2 if model == "elsewhere" else []) == COPIES
     if model != "host":
-        assert [(AddressedTensor, (1, 0)) if in_place else (np.ndarray, (1, 0))] * 3 == GIVEN
+        assert [(AddressedTensor, (1, 0)) if in_place else (np.ndarray, (1, 0))] * 3 == RECEIVED
 
 
 def tensor_of(memory: CudaMemory, offset: int = 0, size: int = 32, **spec: Any) -> DeviceTensor | None:
-    given: dict[str, Any] = {"datatype": dtypes.FP32, "dims": (2, 4)} | spec
-    return memory.tensor(offset, size, Spec("x", **given))
+    fields: dict[str, Any] = {"datatype": dtypes.FP32, "dims": (2, 4)} | spec
+    return memory.tensor(offset, size, Spec("x", **fields))
 
 
 def test_a_tensor_keeps_its_region_open_until_its_last_reader_and_the_device_are_done() -> None:
@@ -259,21 +259,21 @@ def test_a_tensor_keeps_its_region_open_until_its_last_reader_and_the_device_are
     capsule = tensor.__dlpack__(stream=3, max_version=(1, 0))
     assert address_of(capsule) == driver.memory.ctypes.data + 32
     part = tensor[1:].reshape((4,))
-    read, kept = np.from_dlpack(part), weakref.ref(memory)
+    read, memory_reference = np.from_dlpack(part), weakref.ref(memory)
     del memory, tensor, capsule, part
     np.testing.assert_array_equal(read, [4, 5, 6, 7])
     driver.memory[48:52] = 0
     assert read[0] == 0, "it is read where it lies"
-    assert kept() is not None
+    assert memory_reference() is not None
     assert driver.done == []
     del read
-    assert kept() is None
+    assert memory_reference() is None
     assert driver.closed.wait(10)
     assert driver.done == ["wait", "close"]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"offset": 4},
         {"size": 28},
@@ -283,8 +283,8 @@ def test_a_tensor_keeps_its_region_open_until_its_last_reader_and_the_device_are
         {"dims": (1,) * 33 + (8,)},
     ],
 )
-def test_unaligned_memory_is_copied(given: dict[str, Any]) -> None:
-    assert tensor_of(CudaMemory(PlayedDriver(), bytes(64), 0, 8192), **given) is None
+def test_unaligned_memory_is_copied(fields: dict[str, Any]) -> None:
+    assert tensor_of(CudaMemory(PlayedDriver(), bytes(64), 0, 8192), **fields) is None
 
 
 def test_a_result_with_gaps_is_not_copied_within_the_device() -> None:

@@ -51,9 +51,9 @@ def infer(server: Headrace, region: str, model: str = "same", count: int = COUNT
     """The input is at the start of the region, the output follows it."""
     place: dict[str, Any] = {"shared_memory_region": region, "shared_memory_byte_size": 4 * count}
     x, y = ("IN", "OUT") if model == "waits" else ("x", "y")
-    given = {"name": x, "shape": [count], "datatype": "FP32", "parameters": place}
+    entry = {"name": x, "shape": [count], "datatype": "FP32", "parameters": place}
     wanted = {"name": y, "parameters": {**place, "shared_memory_offset": 4 * count}}
-    return post(server.http, f"/v2/models/{model}/infer", {"inputs": [given], "outputs": [wanted]})
+    return post(server.http, f"/v2/models/{model}/infer", {"inputs": [entry], "outputs": [wanted]})
 
 
 def numbers(descriptor: int, offset: int, count: int = COUNT) -> Any:
@@ -68,14 +68,14 @@ def children(server: Headrace) -> set[str]:
 def test_the_process_maps_the_region_until_it_is_unregistered(
     server: Headrace, wait_until: Callable[..., None]
 ) -> None:
-    given = np.random.default_rng(1).random(COUNT, np.float32)
-    with segment(2 * SIZE, given.tobytes()) as (key, descriptor), segment(8192) as (unused, _):
+    expected = np.random.default_rng(1).random(COUNT, np.float32)
+    with segment(2 * SIZE, expected.tobytes()) as (key, descriptor), segment(8192) as (unused, _):
         assert register(server.http, "r", key, 2 * SIZE)[0] == 200
         assert register(server.http, "unused", unused, 8192)[0] == 200
         for _ in range(3):
             os.pwrite(descriptor, bytes(SIZE), SIZE)
             assert infer(server, "r")[0] == 200
-            assert np.array_equal(numbers(descriptor, SIZE), given)
+            assert np.array_equal(numbers(descriptor, SIZE), expected)
         mapped = set(who_maps(key))
         assert server.process.pid in mapped
         assert len(mapped) == 2, "the server, and the one process that got a request"
@@ -87,26 +87,26 @@ def test_the_process_maps_the_region_until_it_is_unregistered(
 
 
 def test_another_segment_of_the_same_key_is_not_mistaken_for_the_registered_one(server: Headrace) -> None:
-    given = np.random.default_rng(2).random(COUNT, np.float32)
-    with segment(2 * SIZE, given.tobytes()) as (key, descriptor):
+    expected = np.random.default_rng(2).random(COUNT, np.float32)
+    with segment(2 * SIZE, expected.tobytes()) as (key, descriptor):
         assert register(server.http, "r", key, 2 * SIZE)[0] == 200
         path = Path(f"/dev/shm/{key}")
         path.unlink()
         path.write_bytes(bytes(2 * SIZE))
         assert infer(server, "r")[0] == 200
-        assert np.array_equal(numbers(descriptor, SIZE), given), "the registered one got the output"
+        assert np.array_equal(numbers(descriptor, SIZE), expected), "the registered one got the output"
         assert not any(path.read_bytes())
         assert who_maps(key) == [server.process.pid], "copied, as to any process without the region"
         assert post(server.http, f"{SYSTEM}/region/r/unregister")[0] == 200
 
 
 def test_a_segment_that_shrinks_under_a_model_is_an_error_and_the_process_lives(server: Headrace, gate: Gate) -> None:
-    given = np.ones(COUNT, np.float32)
+    expected = np.ones(COUNT, np.float32)
     before = children(server)
-    with segment(2 * SIZE, given.tobytes()) as (key, descriptor), ThreadPoolExecutor(1) as pool:
+    with segment(2 * SIZE, expected.tobytes()) as (key, descriptor), ThreadPoolExecutor(1) as pool:
         for size in (4096, SIZE + 4096):  # without the input, and without the output
             os.ftruncate(descriptor, 2 * SIZE)
-            os.pwrite(descriptor, given.tobytes(), 0)
+            os.pwrite(descriptor, expected.tobytes(), 0)
             assert register(server.http, "r", key, 2 * SIZE)[0] == 200
             gate.close()
             asking = pool.submit(infer, server, "r", "waits")
@@ -124,8 +124,8 @@ def test_a_segment_lost_only_in_the_process_is_an_error(
     server: Headrace, gate: Gate, wait_until: Callable[..., None]
 ) -> None:
     """The segment has its old size again when the server reads it."""
-    given = np.ones(COUNT, np.float32)
-    with segment(2 * SIZE, given.tobytes()) as (key, descriptor), ThreadPoolExecutor(1) as pool:
+    expected = np.ones(COUNT, np.float32)
+    with segment(2 * SIZE, expected.tobytes()) as (key, descriptor), ThreadPoolExecutor(1) as pool:
         assert register(server.http, "r", key, 2 * SIZE)[0] == 200
         gate.close()
         asking = pool.submit(infer, server, "r", "waits")
@@ -142,8 +142,8 @@ def test_a_segment_lost_only_in_the_process_is_an_error(
         for code, answer in (asking.result(60), infer(server, "r")):
             assert (code, "is lost" in answer.get("error", "")) == (400, True), "until it is registered again"
         assert post(server.http, f"{SYSTEM}/region/r/unregister")[0] == 200
-        os.pwrite(descriptor, given.tobytes(), 0)
+        os.pwrite(descriptor, expected.tobytes(), 0)
         assert register(server.http, "r", key, 2 * SIZE)[0] == 200
         assert infer(server, "r", "waits")[0] == 200
-        assert np.array_equal(numbers(descriptor, SIZE), given)
+        assert np.array_equal(numbers(descriptor, SIZE), expected)
         assert post(server.http, f"{SYSTEM}/region/r/unregister")[0] == 200

@@ -167,10 +167,10 @@ def test_a_region_is_registered_in_all_workers_and_later_ones(
     wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "a worker serves")
     server.wait_for_line("2 workers serve")
     numbers = np.arange(8, dtype=np.float32).tobytes()
-    with segment(8192, numbers) as (key, _), segment(8192) as (gone, _):
+    with segment(8192, numbers) as (key, _), segment(8192) as (removed, _):
         assert register(server.http, "r", key, 8192)[0] == 200
         assert register(server.http, "r", key, 8192)[0] == 400
-        assert register(server.http, "gone", gone, 8192)[0] == 200
+        assert register(server.http, "gone", removed, 8192)[0] == 200
         assert register(server.http, "left", key, 8192)[0] == 200
         assert post(server.http, f"{SYSTEM}/region/left/unregister")[0] == 200
 
@@ -178,7 +178,7 @@ def test_a_region_is_registered_in_all_workers_and_later_ones(
             return {post(server.http, INFER, infer_body("r", 32))[0] for _ in range(40)}
 
         assert answers() == {200}
-        Path(f"/dev/shm/{gone}").unlink()
+        Path(f"/dev/shm/{removed}").unlink()
         assert len(who_maps(key)) == 2
         os.kill(who_maps(key)[0], signal.SIGKILL)
         wait_until(lambda: "a change of extension 'shm' can not be repeated" in server.log, "another one has begun")
@@ -238,10 +238,10 @@ def _round_trip(client: Any, module: Any, array: Any, name: str) -> tuple[Any, A
     """Return input, output and handle of a request whose tensors lie in one new region, the output from 65536 on."""
     kind = type_name(array)
     handle = client_shm.create_shared_memory_region(name, f"/{name}_{os.getpid()}", 262144 + 65536)
-    given = array.reshape(3, 8)
-    encoded = tritonclient.utils.serialize_byte_tensor(given) if kind == "BYTES" else given
+    matrix = array.reshape(3, 8)
+    encoded = tritonclient.utils.serialize_byte_tensor(matrix) if kind == "BYTES" else matrix
     client_shm.set_shared_memory_region(handle, [encoded])
-    size = len(encoded.item()) if kind == "BYTES" else given.nbytes
+    size = len(encoded.item()) if kind == "BYTES" else matrix.nbytes
     tensor, wanted = module.InferInput("x", [3, 8], kind), module.InferRequestedOutput("y")
     tensor.set_shared_memory(name, size)
     wanted.set_shared_memory(name, 131072, offset=131072)
@@ -372,9 +372,9 @@ def _infer_placed(client: Any, count: int, source: tuple[str, int, int], target:
     """True if the request is answered. Every refusal must be one of a client's error."""
     if isinstance(client, http.client.HTTPConnection):
         names = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
-        given = dict(zip(names, source, strict=True))
+        parameters = dict(zip(names, source, strict=True))
         body = {
-            "inputs": [{"name": "x", "shape": [count], "datatype": "FP32", "parameters": given}],
+            "inputs": [{"name": "x", "shape": [count], "datatype": "FP32", "parameters": parameters}],
             "outputs": [{"name": "y", "parameters": dict(zip(names, target, strict=True))}],
         }
         client.request("POST", INFER, json.dumps(body))
@@ -493,8 +493,8 @@ def test_an_unregistered_region_leaves_nothing(
         before = 0
         for _ in range(5):
             for number in range(100):
-                asked = {"key": key, "byte_size": 8192, "offset": 4096 * (number % 9)}
-                assert client.post(f"{SYSTEM}/region/r{number}/register", json=asked).status_code == 200
+                document = {"key": key, "byte_size": 8192, "offset": 4096 * (number % 9)}
+                assert client.post(f"{SYSTEM}/region/r{number}/register", json=document).status_code == 200
                 assert client.post(INFER, content=infer_body(f"r{number}", 2048, 2048)).status_code == 200
                 assert client.post(INFER, content=infer_body(f"r{number}", 2048, 7000)).status_code == 400
                 assert client.post(INFER, content=infer_body(f"r{number}", 8192, 4096)).status_code == 400

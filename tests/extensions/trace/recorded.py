@@ -103,14 +103,14 @@ def write_adds(root: Path) -> Path:
     return root
 
 
-def ask(port: int, path: str, asked: Any) -> tuple[int, Any]:
+def ask(port: int, path: str, body: Any) -> tuple[int, Any]:
     """Return status and body of an answer over HTTP: a document, or the text if it is none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        if asked is None:
+        if body is None:
             connection.request("GET", path)
         else:
-            connection.request("POST", path, asked if isinstance(asked, str) else json.dumps(asked))
+            connection.request("POST", path, body if isinstance(body, str) else json.dumps(body))
         answer = connection.getresponse()
         text = answer.read().decode()
         try:
@@ -145,9 +145,9 @@ def record(http_port: int, grpc_port: int) -> dict[str, Any]:
     Over HTTP: path, body (None for GET), status and answer. Over gRPC: model, settings, code and answer.
     """
     questions = json.loads(RECORD.read_text())
-    asked = [[path, body, *ask(http_port, path, body)] for path, body, *_ in questions["http"]]
+    http_answers = [[path, body, *ask(http_port, path, body)] for path, body, *_ in questions["http"]]
     called = [[model, settings, *call(grpc_port, model, settings)] for model, settings, *_ in questions["grpc"]]
-    return {"http": asked, "grpc": called}
+    return {"http": http_answers, "grpc": called}
 
 
 def counters(server: Headrace) -> dict[str, float]:
@@ -193,9 +193,9 @@ def _body(name: str) -> dict[str, Any]:
 
 
 def _inputs(name: str) -> list[Any]:
-    given = tritonclient.grpc.InferInput("x", _SHAPES[name], "FP32")
-    given.set_data_from_numpy(np.array([1, 2], np.float32).reshape(_SHAPES[name]))
-    return [given]
+    x = tritonclient.grpc.InferInput("x", _SHAPES[name], "FP32")
+    x.set_data_from_numpy(np.array([1, 2], np.float32).reshape(_SHAPES[name]))
+    return [x]
 
 
 if __name__ == "__main__":

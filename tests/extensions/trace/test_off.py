@@ -70,8 +70,8 @@ def test_a_model_is_observed_only_while_one_of_its_calls_is_traced(echo: Path) -
 
 
 def test_skipped_requests_count_as_seen() -> None:
-    asked, spared = Sampler(TraceSettings(("TIMESTAMPS",), rate=5)), Sampler(TraceSettings(("TIMESTAMPS",), rate=5))
-    expected = [asked.sample() for _ in range(23)]
+    sampled, skipped = Sampler(TraceSettings(("TIMESTAMPS",), rate=5)), Sampler(TraceSettings(("TIMESTAMPS",), rate=5))
+    expected = [sampled.sample() for _ in range(23)]
     found: list[bool] = []
     left = 0
     while len(found) < 23:
@@ -79,15 +79,15 @@ def test_skipped_requests_count_as_seen() -> None:
             left -= 1
             found.append(False)
         else:
-            found.append(spared.sample())
-            left = spared.spare()
+            found.append(skipped.sample())
+            left = skipped.spare()
     assert found == expected == [number % 5 == 4 for number in range(23)]
 
 
 def test_a_change_of_settings_is_logged() -> None:
-    told: list[int] = []
-    table = SettingsTable(TraceSettings(file="x"), lambda: told.append(1))
+    changes: list[int] = []
+    table = SettingsTable(TraceSettings(file="x"), lambda: changes.append(1))
     table.apply("", table.merged("", {"level": ("TIMESTAMPS",), "rate": 1}))
     table.apply("m", table.merged("m", {"rate": 7}))
-    assert len(told) == 2
+    assert len(changes) == 2
     assert (table.of("m").rate, table.of("n").rate) == (7, 1)

@@ -53,7 +53,7 @@ def post(server: Headrace, model: str = "adds", **headers: str) -> None:
     assert httpx.post(url, json={"inputs": [tensor]}, headers=headers).status_code == 200
 
 
-def told(spans: Sequence[ReceivedSpan]) -> list[Any]:
+def summary(spans: Sequence[ReceivedSpan]) -> list[Any]:
     """What spans tell, without ids and times: name, parent, attributes, events."""
     names = {span.id: span.name for span in spans}
     found = []
@@ -70,7 +70,7 @@ def test_a_collector_gets_the_spans_that_triton_sends(
     infer_all(server.http, server.grpc)
     server.stop()
     spans = collector.spans
-    assert told([span for span in spans if span.name not in OURS]) == TRITONS
+    assert summary([span for span in spans if span.name not in OURS]) == TRITONS
     assert all(span.begin_ns <= span.end_ns for span in spans)
     assert abs(spans[0].begin_ns - time.time_ns()) < 600e9
     by_id = {span.id: span for span in spans}
@@ -124,9 +124,9 @@ def test_a_request_with_a_trace_context_is_traced_as_a_part_of_it(
     for flags in ("01", "00"):
         post(server, traceparent=f"00-{TRACE}-{PARENT}-{flags}", tracestate="a=b")
     with grpc_client.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
-        given = grpc_client.InferInput("x", [1, 2], "FP32")
-        given.set_data_from_numpy(np.ones((1, 2), np.float32))
-        client.infer("adds", [given], headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        x = grpc_client.InferInput("x", [1, 2], "FP32")
+        x.set_data_from_numpy(np.ones((1, 2), np.float32))
+        client.infer("adds", [x], headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     roots = [span for span in collector.wait_for(12) if span.name == "InferRequest"]
     assert [(root.trace_id, root.parent_id) for root in roots] == [(TRACE, PARENT)] * 3
     assert ask(server.http, "/v2/trace/setting", {"trace_level": ["OFF"]})[0] == 200

@@ -83,8 +83,8 @@ def test_a_request_is_selected_by_id_and_model(capsys: pytest.CaptureFixture[str
     assert run(str(TRITONS), "--model=adds", "--request=15") == 0
     assert "request 's-adds' of model 'adds', trace 15: " in capsys.readouterr().out
     assert run(str(TRITONS), "--request=none") == run(str(TRITONS), "--model=none") == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["no request has the id 'none'", f"'{TRITONS}' has no request to model 'none'"]
+    stderr = capsys.readouterr().err.splitlines()
+    assert stderr == ["no request has the id 'none'", f"'{TRITONS}' has no request to model 'none'"]
 
 
 def test_the_drawing_is_an_svg_document_with_a_bar_for_each_row(tmp_path: Path) -> None:

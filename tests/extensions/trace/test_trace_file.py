@@ -53,7 +53,7 @@ def stamps(records: Iterable[dict[str, Any]]) -> dict[str, int]:
     return {each["name"]: each["ns"] for each in found}
 
 
-def told(records: list[dict[str, Any]]) -> list[Any]:
+def summary(records: list[dict[str, Any]]) -> list[Any]:
     """What a file tells of each request, without ids and times: model, whose part it is, events and tensors."""
     calls = by_id(records)
     found = []
@@ -87,7 +87,9 @@ def test_a_trace_file_equals_tritons(start: Callable[..., Headrace], all_models:
         infer_all(server.http, server.grpc)
     server.stop()
     records, first, last = read(trace_file), *(len(by_id(TRITONS)) * times for times in (1, 2))
-    assert told([record for record in records if record["id"] <= first]) == told(TRITONS), "the first is not traced"
+    assert summary([record for record in records if record["id"] <= first]) == summary(TRITONS), (
+        "the first is not traced"
+    )
     check_times(by_id(record for record in records if first < record["id"] <= last))
     roots = by_id(record for record in records if record["id"] > last).values()
     sampled = {model["model_name"] for call in roots if "parent_id" not in (model := model_of(call))}
@@ -203,9 +205,9 @@ WRONG = [
 def test_a_wrong_setting_is_refused_also_without_a_level(setting: str, place: tuple[str, str, str] | None) -> None:
     mode, comma, rest = setting.partition(",")
     key, _, value = (rest if comma else mode).partition("=")
-    given = [*([TraceSetting(*place)] if place else []), TraceSetting(mode if comma else "", key, value)]
+    settings = [*([TraceSetting(*place)] if place else []), TraceSetting(mode if comma else "", key, value)]
     with pytest.raises(ConfigError, match=r"^--trace-config"):
-        read_options(ServerOptions(trace_config=tuple(given)))
+        read_options(ServerOptions(trace_config=tuple(settings)))
 
 
 def test_a_wrong_flag_stops_the_start(run_headrace: Callable[..., Headrace], models: Path) -> None:
@@ -242,5 +244,5 @@ def test_each_worker_has_its_own_file(
 
 
 def test_a_level_without_a_file_stops_the_start(run_headrace: Callable[..., Headrace], models: Path) -> None:
-    said = refused(run_headrace, f"--model-repository={models}", "--trace-config=level=TIMESTAMPS")
-    assert "--trace-config: trace file name is not given" in said
+    stderr = refused(run_headrace, f"--model-repository={models}", "--trace-config=level=TIMESTAMPS")
+    assert "--trace-config: trace file name is not given" in stderr

@@ -139,9 +139,9 @@ def test_the_comparison_of_a_secret_reads_whole_digests(path: Path, monkeypatch:
 
     sizes = []
 
-    def compare(given: bytes, known: bytes) -> bool:
-        sizes.append((len(given), len(known)))
-        return given == known
+    def compare(digest: bytes, known: bytes) -> bool:
+        sizes.append((len(digest), len(known)))
+        return digest == known
 
     monkeypatch.setattr(key_file, "compare_digest", compare)
     key = make(path, alice=ALL)["alice"]
@@ -233,11 +233,11 @@ def test_a_missing_or_blocking_file_stops_the_start(path: Path) -> None:
 
 
 def test_ten_thousand_principals_are_found_by_one_look_up(path: Path) -> None:
-    given = make(path, **{f"user{number}": TENANT for number in range(10_000)})
+    keys_by_name = make(path, **{f"user{number}": TENANT for number in range(10_000)})
     found = KeyFile.read(path)
     assert len(found) == 10_000
     for name in ("user0", "user9999"):
-        key = found.find(given[name])
+        key = found.find(keys_by_name[name])
         assert isinstance(key, Key)
         assert key.principal.name == name
 
@@ -328,9 +328,9 @@ def test_commands_at_once_lose_no_key(path: Path) -> None:
     started: list[subprocess.Popen[str]] = [
         subprocess.Popen([*program, f"user{number}"], stdout=subprocess.PIPE, text=True) for number in range(4)
     ]
-    given = [each.communicate(timeout=60)[0].strip() for each in started]
+    keys_by_name = [each.communicate(timeout=60)[0].strip() for each in started]
     found = KeyFile.read(path)
-    assert all(isinstance(found.find(key), Key) for key in given)
+    assert all(isinstance(found.find(key), Key) for key in keys_by_name)
 
 
 OPTIONS: list[tuple[Callable[[], Any], str]] = [

@@ -68,9 +68,9 @@ def serving(folder: Path, **options: Any) -> Iterator[Running]:
         folder / "access.json", roles={"labs": LABS, "admins": ALL}, certificates={"roles": "organizationalUnitName"}
     )
     write_issuer(folder / "access.json", roles="groups")
-    given = {"listen": True, "metrics_port": 0, "allow_metrics": True, **options}
+    settings = {"listen": True, "metrics_port": 0, "allow_metrics": True, **options}
     groups = [AccessOptions(keys=str(folder / "access.json"))]
-    with serve(folder / "models", plugin_options=groups, **given) as server:
+    with serve(folder / "models", plugin_options=groups, **settings) as server:
         yield Running(server, folder, made)
 
 
@@ -185,7 +185,7 @@ def paths(running: Running) -> Iterator[tuple[str, str]]:
                 yield method, re.sub(r"\{.*?\}", "1" if "versions" in text else "own_1", text)
 
 
-def judged(client: Client, running: Running) -> dict[str, int | str]:
+def outcomes_of(client: Client, running: Running) -> dict[str, int | str]:
     """Return how each operation ends for ``client``: a status of HTTP, or a code of gRPC. Bodies are rubbish."""
     found: dict[str, int | str] = {}
     for method, where in paths(running):
@@ -231,7 +231,7 @@ def test_every_operation_authenticates_its_caller(name: str, request: pytest.Fix
     running: Running = request.getfixturevalue("mutual" if "certificate" in name else "plain")
     client = make_client(running)
     try:
-        found = judged(client, running)
+        found = outcomes_of(client, running)
     finally:
         client.close()
     assert len(found) > 60
@@ -310,7 +310,7 @@ def test_a_certificate_is_authorized_once_per_connection(mutual: Running, monkey
 # ---------------------------------------------------------------------- what is not told
 
 
-def shown(client: httpx.Client, model: str, **sent: Any) -> list[Any]:
+def answers_on(client: httpx.Client, model: str, **sent: Any) -> list[Any]:
     """Return all that ``client`` is told of ``model``, without its name."""
     found = []
     for method, where in (
@@ -366,21 +366,21 @@ def test_no_refusal_reveals_which_models_exist(
     client = with_header(plain, sent)
     with caplog.at_level("DEBUG"):
         caplog.clear()
-        there, log_of_one = shown(client.http, "other"), logged(caplog, "other")
+        there, log_of_one = answers_on(client.http, "other"), logged(caplog, "other")
         caplog.clear()
-        absent, log_of_none = shown(client.http, "never"), logged(caplog, "never")
+        absent, log_of_none = answers_on(client.http, "never"), logged(caplog, "never")
     assert there == absent
     assert log_of_one == log_of_none
     assert {status for status, _, _ in there} <= {401, 403, 404}
     codes = []
     for name in ("other", "never"):
         with grpc_client.InferenceServerClient(f"127.0.0.1:{plain.ports['grpc']}") as asks:
-            told = []
+            answers = []
             for ask in (asks.is_model_ready, asks.get_model_metadata, asks.get_model_config, asks.load_model):
                 with pytest.raises(InferenceServerException) as caught:
                     ask(name, headers=dict(client.metadata))
-                told.append((caught.value.status(), str(caught.value.message()).replace(name, "N")))
-            codes.append(told)
+                answers.append((caught.value.status(), str(caught.value.message()).replace(name, "N")))
+            codes.append(answers)
     assert codes[0] == codes[1]
     client.close()
 
@@ -481,8 +481,8 @@ def test_odd_metadata_is_read_or_refused(plain: Running, metadata: list[str], co
         message = grpc_client.service_pb2.ModelInferRequest(model_name="own_1", raw_input_contents=[bytes(4)])
         message.inputs.add(name="x", datatype="FP32", shape=[1, 1])
         infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", bytes, bytes)
-        for shown, ends in (((("x-api-key", named["key"]),), "OK"), (sent, code)):  # the first one is kept
-            call = infer.future(message.SerializeToString(), metadata=shown, timeout=30)
+        for answers_on, ends in (((("x-api-key", named["key"]),), "OK"), (sent, code)):  # the first one is kept
+            call = infer.future(message.SerializeToString(), metadata=answers_on, timeout=30)
             assert call.code().name == ends
 
 
@@ -507,7 +507,7 @@ def test_a_changed_file_is_used_and_a_broken_one_is_not(
     path, client = plain.path, with_header(plain, plain.keys["admin"])
     before = path.read_text()
 
-    def kept(text: str) -> None:
+    def require_former_keys(text: str) -> None:
         """Check that the former keys stay, and that the log says why."""
         for _ in range(2000):
             assert client.http.get("/v2").status_code == 200
@@ -522,16 +522,16 @@ def test_a_changed_file_is_used_and_a_broken_one_is_not(
     assert keys("revoke", str(path), bob).returncode == 0
     until(client, 401, authorization=f"Bearer {bob}")
     path.write_text("{")
-    kept("is no JSON")
+    require_former_keys("is no JSON")
     path.unlink()
-    kept("cannot be read: No such file or directory")
+    require_former_keys("cannot be read: No such file or directory")
     os.mkfifo(path)
     for _ in range(20):  # no file is read, as when there is none
         assert client.http.get("/v2").status_code == 200
     path.unlink()
     with path.open("wb") as file:
         file.truncate(100_000_000)
-    kept("has more than 16777216 bytes")
+    require_former_keys("has more than 16777216 bytes")
     assert "the former keys stay in use: access file" in caplog.text
     path.write_text(before)
     until(client, 401, authorization=f"Bearer {bob}")

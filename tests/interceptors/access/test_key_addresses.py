@@ -39,14 +39,14 @@ class Issuer:
     """Answers each request by ``answer``, which writes to a socket file."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
         self.answer: Callable[[BaseHTTPRequestHandler], None] = sends(K1)
         self.free = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                outer.asked += 1
+                outer.requests += 1
                 outer.answer(self)
 
             def log_message(self, *arguments: Any) -> None:
@@ -95,9 +95,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-async def asked(access: AccessControl, given: str) -> str:
-    """Return the principal of ``given``, or why it is refused."""
-    caller = caller_with(given)
+async def principal_or_reason(access: AccessControl, credential: str) -> str:
+    """Return the principal of ``credential``, or why it is refused."""
+    caller = caller_with(credential)
     try:
         waiting = access.admit(caller, Operation.INFER, "own_1")
         if waiting is not None:
@@ -111,11 +111,11 @@ async def asked(access: AccessControl, given: str) -> str:
 def test_keys_are_fetched_once_for_all_waiters(path: Path, issuer: Issuer) -> None:
     async def main() -> None:
         access = access_of(path)
-        assert issuer.asked == 0
-        found = await asyncio.gather(*(asked(access, token(jti=str(number))) for number in range(100)))
+        assert issuer.requests == 0
+        found = await asyncio.gather(*(principal_or_reason(access, token(jti=str(number))) for number in range(100)))
         assert found == ["alice"] * 100
-        assert await asked(access, token(jti="later")) == "alice"
-        assert issuer.asked == 1
+        assert await principal_or_reason(access, token(jti="later")) == "alice"
+        assert issuer.requests == 1
 
     asyncio.run(main())
 
@@ -128,17 +128,17 @@ def test_an_unknown_key_fetches_the_set_again_at_most_every_ten_seconds(
     async def main() -> None:
         access = access_of(path)
         old, new = token(), token(OTHER_RSA, header={"kid": "k2"})
-        assert await asked(access, old) == "alice"
+        assert await principal_or_reason(access, old) == "alice"
         issuer.answer = sends(K2)
         for number in range(50):
-            assert await asked(access, token(OTHER_RSA, header={"kid": f"guess-{number}"})) == unknown
-        assert await asked(access, new) == unknown
-        assert issuer.asked == 1
+            assert await principal_or_reason(access, token(OTHER_RSA, header={"kid": f"guess-{number}"})) == unknown
+        assert await principal_or_reason(access, new) == unknown
+        assert issuer.requests == 1
         clock[0] += 10
-        assert await asked(access, new) == "alice"
-        assert issuer.asked == 2
+        assert await principal_or_reason(access, new) == "alice"
+        assert issuer.requests == 2
         # What was verified by a key that the issuer has removed counts no more.
-        assert await asked(access, old) == unknown
+        assert await principal_or_reason(access, old) == unknown
 
     asyncio.run(main())
 
@@ -149,15 +149,15 @@ def test_an_old_key_set_is_fetched_again(
     monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
 
     async def main() -> None:
-        access, given = access_of(path), token()
-        assert await asked(access, given) == "alice"
+        access, credential = access_of(path), token()
+        assert await principal_or_reason(access, credential) == "alice"
         clock[0] += 299
-        assert await asked(access, given) == "alice"
-        assert issuer.asked == 1
+        assert await principal_or_reason(access, credential) == "alice"
+        assert issuer.requests == 1
         issuer.answer = sends(K2)
         clock[0] += 1
         for _ in range(2000):  # the fetch is in the background
-            if await asked(access, given) != "alice":
+            if await principal_or_reason(access, credential) != "alice":
                 return
             await asyncio.sleep(0.001)
         raise AssertionError("the old key stays")
@@ -223,16 +223,16 @@ def test_a_failed_fetch_keeps_the_former_keys(
     async def main() -> None:
         access = access_of(path)
         issuer.answer = answer(issuer)
-        at_first = await asked(access, token())
+        at_first = await principal_or_reason(access, token())
         assert at_first == "the keys of the issuer 'https://login.example.com' cannot be fetched"
         clock[0] += 10
         issuer.answer = sends(K1)
-        assert await asked(access, token()) == "alice"
+        assert await principal_or_reason(access, token()) == "alice"
         clock[0] += 10
         issuer.answer = answer(issuer)
         unknown = token(OTHER_RSA, header={"kid": "k2"})
-        assert await asked(access, unknown) == "the token is refused: its key is not known"
-        assert await asked(access, token(jti="1")) == "alice"
+        assert await principal_or_reason(access, unknown) == "the token is refused: its key is not known"
+        assert await principal_or_reason(access, token(jti="1")) == "alice"
 
     asyncio.run(main())
     address = f"the keys at '{issuer.address}' cannot be fetched"
@@ -244,7 +244,7 @@ def test_a_failed_fetch_keeps_the_former_keys(
 def test_a_disconnect_does_not_affect_other_waiters(path: Path, issuer: Issuer) -> None:
     async def main() -> None:
         access = access_of(path)
-        leaves, stays = (asyncio.create_task(asked(access, token(jti=name))) for name in "ab")
+        leaves, stays = (asyncio.create_task(principal_or_reason(access, token(jti=name))) for name in "ab")
         await asyncio.sleep(0)
         leaves.cancel()
         assert await stays == "alice"
@@ -258,7 +258,7 @@ def test_the_number_of_waiters_is_bounded(path: Path, issuer: Issuer, monkeypatc
 
     async def main() -> None:
         access = access_of(path)
-        found = await asyncio.gather(*(asked(access, token(jti=str(number))) for number in range(5)))
+        found = await asyncio.gather(*(principal_or_reason(access, token(jti=str(number))) for number in range(5)))
         assert sorted(found) == ["3 others wait for the keys of the same issuer"] * 2 + ["alice"] * 3
 
     asyncio.run(main())
@@ -268,16 +268,16 @@ def test_a_changed_file_keeps_fetched_keys(path: Path, issuer: Issuer, monkeypat
     monkeypatch.setattr(file_changes, "CHECK_S", 0.0)
 
     async def main() -> None:
-        access, given = access_of(path), token()
-        assert await asked(access, given) == "alice"
+        access, credential = access_of(path), token()
+        assert await principal_or_reason(access, credential) == "alice"
         extend(path, roles={"r": []})
         assert access._watcher is not None
         before = access._watcher.file
         while access._watcher.file is before:
-            assert await asked(access, given) == "alice"
+            assert await principal_or_reason(access, credential) == "alice"
             await asyncio.sleep(0)
-        assert await asked(access, given) == "alice"
-        assert issuer.asked == 1
+        assert await principal_or_reason(access, credential) == "alice"
+        assert issuer.requests == 1
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -288,11 +288,11 @@ def test_a_changed_key_set_in_a_file_is_used(path: Path, monkeypatch: pytest.Mon
 
     async def main() -> None:
         access, new = access_of(path), token(OTHER_RSA, header={"kid": "k2"})
-        assert await asked(access, token()) == "alice"
+        assert await principal_or_reason(access, token()) == "alice"
         path.with_name("jwks.json").write_bytes(K2)
-        while await asked(access, new) != "alice":
+        while await principal_or_reason(access, new) != "alice":
             await asyncio.sleep(0)
-        assert await asked(access, token()) == "the token is refused: its key is not known"
+        assert await principal_or_reason(access, token()) == "the token is refused: its key is not known"
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -300,7 +300,7 @@ def test_a_changed_key_set_in_a_file_is_used(path: Path, monkeypatch: pytest.Mon
 def test_check_fetches_the_keys(path: Path, issuer: Issuer) -> None:
     assert keys("check", str(path)).returncode == 0
     ended = keys("check", str(path), "--key", "-", stdin=token())
-    assert (ended.returncode, issuer.asked) == (0, 2)
+    assert (ended.returncode, issuer.requests) == (0, 2)
     issuer.answer = sends(b"", 404)
     assert keys("check", str(path)).stderr == (
         f"headrace keys: the keys at '{issuer.address}' cannot be used: the answer has the status 404\n"

@@ -137,8 +137,8 @@ def test_a_certificate_is_cached_for_its_connection(path: Path) -> None:
         return {"subject": ((("commonName", name),), (("organizationalUnitName", unit),))}
 
     def caller(shown: dict[str, Any] | None, principal: str = "", **sent: str) -> Caller:
-        given = {name.replace("_", "-"): value for name, value in sent.items()}
-        made = Caller("grpc", header=given.get, headers=lambda: list(given.items()), certificate=shown)
+        headers = {name.replace("_", "-"): value for name, value in sent.items()}
+        made = Caller("grpc", header=headers.get, headers=lambda: list(headers.items()), certificate=shown)
         made.principal = principal or made.principal
         return made
 
@@ -168,10 +168,10 @@ def test_a_certificate_is_cached_for_its_connection(path: Path) -> None:
         # The object lives as long as what is kept: no other certificate gets its id.
         lab = certificate("anybody", "labs")
         access.admit(caller(lab), Operation.INFER, "own_1")
-        kept, holders = id(lab), sys.getrefcount(lab)
-        assert kept in permits
+        certificate_id, holders = id(lab), sys.getrefcount(lab)
+        assert certificate_id in permits
         access._permits.clear()
-        assert (kept in permits, sys.getrefcount(lab)) == (False, holders - 1)
+        assert (certificate_id in permits, sys.getrefcount(lab)) == (False, holders - 1)
 
     run(main())
 
@@ -278,8 +278,8 @@ def test_a_key_in_x_api_key_is_cached_separately(path: Path) -> None:
     key = write_issuer_into(path)
 
     def caller(**sent: str) -> Caller:
-        given = {name.replace("_", "-"): value for name, value in sent.items()}
-        return Caller("http", header=given.get, headers=lambda: list(given.items()))
+        headers = {name.replace("_", "-"): value for name, value in sent.items()}
+        return Caller("http", header=headers.get, headers=lambda: list(headers.items()))
 
     async def main() -> None:
         access = access_of(path)
@@ -415,8 +415,8 @@ def test_keys_in_x_api_key_pass_without_admission(server: Any, path: Path, admis
             assert httpx.post(url, json=body, headers=headers).status_code == 200
             assert client.infer("own_1", [tensor], headers=headers).as_numpy("y").tolist() == [[1]]
         assert admissions == []
-        for given in ({"authorization": key}, {"x-api-key": f"Bearer {key}"}, {**headers, "authorization": ""}):
-            assert httpx.post(url, json=body, headers=given).status_code == 401
+        for wrong in ({"authorization": key}, {"x-api-key": f"Bearer {key}"}, {**headers, "authorization": ""}):
+            assert httpx.post(url, json=body, headers=wrong).status_code == 401
         with pytest.raises(Exception, match="UNAUTHENTICATED"):
             client.infer("own_1", [tensor], headers={**headers, "authorization": "Bearer no"})
     assert len(admissions) == 4

@@ -81,20 +81,20 @@ GRANTED: list[tuple[dict[str, Any], str, list[str]]] = [
 def test_roles_and_principals_of_the_file_give_the_rights_of_a_token(
     path: Path, claims: dict[str, Any], name: str, models: list[str]
 ) -> None:
-    access, given = access_of(path), token(**claims)
+    access, credential = access_of(path), token(**claims)
     for model in ("own_1", "lab_1", "other"):
         if model in models:
-            assert ask(access, given, model=model).principal == name
+            assert ask(access, credential, model=model).principal == name
         else:
             with pytest.raises(PermissionDenied, match=f"^'{name}' may not do 'infer' on model '{model}'$"):
-                ask(access, given, model=model)
+                ask(access, credential, model=model)
 
 
 def test_claims_are_found_by_name_and_by_path(path: Path) -> None:
     write_issuer(path, principal="email", roles="realm_access.roles", prefix="corp:")
     access = access_of(path)
-    given = token(email="alice@example.com", email_verified=True, realm_access={"roles": ["scientists"]})
-    assert ask(access, given, model="lab_1").principal == "corp:alice@example.com"
+    credential = token(email="alice@example.com", email_verified=True, realm_access={"roles": ["scientists"]})
+    assert ask(access, credential, model="lab_1").principal == "corp:alice@example.com"
     for verified in (False, "false", 1, None):
         with pytest.raises(Unauthenticated, match="its claim 'email' is not verified"):
             ask(access, token(email="alice@example.com", email_verified=verified))
@@ -176,23 +176,23 @@ WRONG: dict[str, tuple[Callable[[], str], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_token_is_refused_without_repeating_it(path: Path, case: str) -> None:
     make_token, reason = WRONG[case]
-    access, given = access_of(path), make_token()
+    access, credential = access_of(path), make_token()
     for _ in range(2):
         with pytest.raises(Unauthenticated) as caught:
-            ask(access, given)
+            ask(access, credential)
         what = "key" if reason in ("it is too long", "it is no key of this server") else "token"
         assert caught.value.message == f"the {what} is refused: {reason}"
     assert ask(access, token()).principal == "alice"
 
 
 def test_without_a_key_id_the_only_key_of_the_algorithm_counts(path: Path) -> None:
-    given = token(omit=["kid"])
-    assert ask(access_of(path), given).principal == "alice"
+    credential = token(omit=["kid"])
+    assert ask(access_of(path), credential).principal == "alice"
     write_issuer(path, jwk(RSA, kid="k1"), jwk(OTHER_RSA, kid="k2"))
     with pytest.raises(Unauthenticated, match="its key is not known"):
-        ask(access_of(path), given)
+        ask(access_of(path), credential)
     write_issuer(path, jwk(RSA), jwk(EC, kid="k2"), algorithms=["RS256", "ES256"])
-    assert ask(access_of(path), given).principal == "alice"
+    assert ask(access_of(path), credential).principal == "alice"
 
 
 def test_a_key_is_for_its_own_algorithm(path: Path) -> None:
@@ -212,9 +212,9 @@ def test_a_key_is_for_its_own_algorithm(path: Path) -> None:
 def test_a_token_is_verified_once_until_it_expires(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified, decode, now_s = [], jwt.decode, time.time()
 
-    def count(*given: Any, **others: Any) -> Any:
-        verified.append(given[0])
-        return decode(*given, **others)
+    def count(*arguments: Any, **others: Any) -> Any:
+        verified.append(arguments[0])
+        return decode(*arguments, **others)
 
     monkeypatch.setattr(jwt, "decode", count)
     access, right, wrong = access_of(path), token(exp=int(now_s) + 60), token(OTHER_RSA)
@@ -281,9 +281,9 @@ def test_one_unknown_token_is_verified_in_each_turn_of_the_event_loop(
     turn = 0
     verify = tokens.Tokens._verify
 
-    def note(*given: Any) -> Any:
+    def note(*arguments: Any) -> Any:
         verified.append(turn)
-        return verify(*given)
+        return verify(*arguments)
 
     monkeypatch.setattr(tokens.Tokens, "_verify", note)
     wrong = [token(OTHER_RSA, jti=str(number)) for number in range(20)]
@@ -384,8 +384,10 @@ def test_a_missing_library_is_one_clear_line(path: Path, monkeypatch: pytest.Mon
 
 
 def test_check_prints_the_rights_of_a_token_or_its_refusal(path: Path) -> None:
-    given = token(groups=["scientists"], exp=4_000_000_000)
-    ended = keys("check", str(path), "--key", "-", "--models", "lab_1,other", "--operations", "infer,load", stdin=given)
+    credential = token(groups=["scientists"], exp=4_000_000_000)
+    ended = keys(
+        "check", str(path), "--key", "-", "--models", "lab_1,other", "--operations", "infer,load", stdin=credential
+    )
     assert ended.returncode == 1
     assert "the token belongs to 'alice', who may: inference,metadata on own*; infer on lab*\n" in ended.stdout
     assert ended.stdout.endswith("yes: infer on lab_1\nno: load on lab_1\nno: infer on other\nno: load on other\n")

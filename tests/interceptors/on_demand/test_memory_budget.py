@@ -98,9 +98,9 @@ def test_random_models_always_fit_after_their_victims() -> None:
         chosen = made.victims([{"host": need}], known, (), (), lambda each: each.name not in pinned)  # noqa: B023
         if chosen is None:
             continue
-        gone = {each.name for each in chosen}
-        assert not gone & pinned
-        assert made.used("host") - sum(made.charges[name]["host"] for name in gone) + need <= 100
+        evicted = {each.name for each in chosen}
+        assert not evicted & pinned
+        assert made.used("host") - sum(made.charges[name]["host"] for name in evicted) + need <= 100
         for position, each in enumerate(chosen):  # what needs it has gone before it
             above = {other.name for other in known.values() if each.name in other.needed}
             assert above <= {before.name for before in chosen[:position]}

@@ -258,9 +258,9 @@ class Filed(Limited):
             callers[-1].watch(watch)
         return callers
 
-    def refuses(self, *asked: Any, **more: Any) -> ResourceExhausted:
+    def refuses(self, *arguments: Any, **more: Any) -> ResourceExhausted:
         with pytest.raises(ResourceExhausted) as raised:
-            self.ask(*asked, **more)
+            self.ask(*arguments, **more)
         return raised.value
 
 
@@ -372,7 +372,7 @@ def test_a_caller_that_retries_gets_delayed_refusals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("fields", "text"),
     [
         ({"rate": -1}, "--quota-rate is -1; the least is 0"),
         ({"rate": float("nan")}, "--quota-rate is nan; it is a finite number"),
@@ -388,9 +388,9 @@ def test_a_caller_that_retries_gets_delayed_refusals() -> None:
         ),
     ],
 )
-def test_invalid_flags_are_refused(given: dict[str, Any], text: str) -> None:
+def test_invalid_flags_are_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
-        QuotaOptions(**given)
+        QuotaOptions(**fields)
 
 
 def test_without_a_flag_the_server_has_no_interceptor() -> None:

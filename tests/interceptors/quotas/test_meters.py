@@ -27,14 +27,14 @@ _LIMITS = {"requests_per_second": 4, "in_flight": 3, "input_bytes_per_second": 5
 VIEW: Any = object()
 
 
-class Asked:
-    """An interceptor with a clock of its own, which is asked by admission only, or by meters first."""
+class QuotasUnderTest:
+    """An interceptor with its own clock. Requests go to admission, or with ``by_meters`` to its meters first."""
 
     def __init__(self, path: Path, by_meters: bool) -> None:
         self.now_s, self._by_meters = 1000.0, by_meters
         self.made = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]), lambda: self.now_s)
         self.made._is_ticking = True  # without an event loop
-        self.begun: list[Callable[[], None]] = []
+        self.in_flight_ends: list[Callable[[], None]] = []
         self.begins = 0
 
     def ask(self, principal: str, model: str, size_bytes: int) -> str:
@@ -44,7 +44,7 @@ class Asked:
             use.gate.metered_view = VIEW
         if self._by_meters and use is not None and self.made.table.uses[principal, model].begin(VIEW, size_bytes):
             self.begins += 1
-            self.begun.append(use.end)
+            self.in_flight_ends.append(use.end)
             return "admitted"
         caller = Caller("http", "192.0.2.1", principal=principal, body_bytes=size_bytes)
         try:
@@ -53,7 +53,7 @@ class Asked:
             return f"{error.message}, {error.retry_after_s}"
         assert isinstance(watch, Watch)
         caller.watch(watch)
-        self.begun.append(caller.end)
+        self.in_flight_ends.append(caller.end)
         return "admitted"
 
     def state(self) -> list[Any]:
@@ -73,49 +73,49 @@ def test_a_meter_decides_and_counts_as_admission_does(seed: int, tmp_path: Path,
     monkeypatch.setattr("headrace_quotas.quotas_interceptor._PROMPT_REFUSALS", 10**9)  # none waits
     path, random = tmp_path / "quotas.json", Random(seed)
     path.write_text(json.dumps({"defaults": {**_LIMITS, "models": {"b": {**_LIMITS, "in_flight": 2}}}}))
-    asked = [Asked(path, by_meters=False), Asked(path, by_meters=True)]
-    told = set()
+    tested = [QuotasUnderTest(path, by_meters=False), QuotasUnderTest(path, by_meters=True)]
+    reasons = set()
     for _ in range(400):
-        if random.random() < 0.4 and asked[0].begun:
-            number = random.randrange(len(asked[0].begun))
-            for each in asked:
-                each.begun.pop(number)()
-        given = random.choice("pq"), random.choice("ab"), random.choice((10, 100, 900))
-        found = [each.ask(*given) for each in asked]
+        if random.random() < 0.4 and tested[0].in_flight_ends:
+            number = random.randrange(len(tested[0].in_flight_ends))
+            for each in tested:
+                each.in_flight_ends.pop(number)()
+        request = random.choice("pq"), random.choice("ab"), random.choice((10, 100, 900))
+        found = [each.ask(*request) for each in tested]
         assert found[0] == found[1]
-        assert asked[0].state() == pytest.approx(asked[1].state())
-        told.add(found[0].partition(" inferences")[0])
-        for each in asked:
+        assert tested[0].state() == pytest.approx(tested[1].state())
+        reasons.add(found[0].partition(" inferences")[0])
+        for each in tested:
             each.now_s += 0.05
-    assert asked[1].begins > 50
-    assert len(told) > 3
-    for each in asked:
-        while each.begun:
-            each.begun.pop()()
+    assert tested[1].begins > 50
+    assert len(reasons) > 3
+    for each in tested:
+        while each.in_flight_ends:
+            each.in_flight_ends.pop()()
         assert in_flight(each.made) == 0
 
 
 def test_take_back_undoes_begin(tmp_path: Path) -> None:
     path = tmp_path / "quotas.json"
     path.write_text(json.dumps({"defaults": {**_LIMITS, "models": {"*": _LIMITS}}}))
-    asked = Asked(path, by_meters=True)
-    asked.ask("p", "m", 10)
-    asked.ask("p", "m", 20)
-    before = asked.state()
-    meter = asked.made.table.uses["p", "m"]
+    tested = QuotasUnderTest(path, by_meters=True)
+    tested.ask("p", "m", 10)
+    tested.ask("p", "m", 20)
+    before = tested.state()
+    meter = tested.made.table.uses["p", "m"]
     for _ in range(5):
         assert meter.begin(VIEW, 30)
-        assert asked.state() != before
+        assert tested.state() != before
         meter.take_back(30)
-        assert asked.state() == pytest.approx(before)
+        assert tested.state() == pytest.approx(before)
 
 
 def test_a_version_that_is_new_or_has_tokens_goes_through_admission(tmp_path: Path) -> None:
     path = tmp_path / "quotas.json"
     path.write_text(json.dumps({"sharing": {"*": {}}}))
-    asked = Asked(path, by_meters=False)
-    asked.ask("p", "m", 10)
-    use, view = asked.made.table.uses["p", "m"], FakeView()
+    tested = QuotasUnderTest(path, by_meters=False)
+    tested.ask("p", "m", 10)
+    use, view = tested.made.table.uses["p", "m"], FakeView()
     for is_known, has_tokens in ((False, False), (True, True)):
         if is_known:
             use.gate.observe(view, has_tokens)  # type: ignore[arg-type]
@@ -141,15 +141,15 @@ class FakeView:
 def test_a_full_gate_passes_the_request_to_admission(tmp_path: Path) -> None:
     path = tmp_path / "quotas.json"
     path.write_text(json.dumps({"sharing": {"*": {"in_flight": 2}}}))
-    asked = Asked(path, by_meters=True)
+    tested = QuotasUnderTest(path, by_meters=True)
     for principal in "pq":
-        asked.ask(principal, "m", 10)
-        asked.begun.pop()()
-    uses = [asked.made.table.uses[principal, "m"] for principal in "pq"]
+        tested.ask(principal, "m", 10)
+        tested.in_flight_ends.pop()()
+    uses = [tested.made.table.uses[principal, "m"] for principal in "pq"]
     uses[0].gate.metered_view = VIEW
     assert [use.begin(VIEW, 1) for use in (*uses, *uses)] == [True, True, False, False]
     assert uses[0].finish > 0  # others use the model: each request has its cost
-    assert in_flight(asked.made) == 2
+    assert in_flight(tested.made) == 2
     uses[0].end()
     assert uses[1].begin(VIEW, 1)
 
@@ -180,9 +180,9 @@ def test_inferences_pass_without_admission_and_end(
     admitted: list[str] = []
     admit = Quotas.admit
 
-    def note(quotas: Quotas, caller: Caller, *asked: Any) -> Any:
+    def note(quotas: Quotas, caller: Caller, *arguments: Any) -> Any:
         admitted.append(caller.transport)
-        return admit(quotas, caller, *asked)
+        return admit(quotas, caller, *arguments)
 
     monkeypatch.setattr(Quotas, "admit", note)
     quotas = next(each for each in server.engine.admission.interceptors if isinstance(each, Quotas))

@@ -132,8 +132,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("document", "told"), WRONG, ids=range(len(WRONG)))
-def test_errors_are_refused_with_their_place(path: Path, document: Any, told: str | None) -> None:
+@pytest.mark.parametrize(("document", "message"), WRONG, ids=range(len(WRONG)))
+def test_errors_are_refused_with_their_place(path: Path, document: Any, message: str | None) -> None:
     if isinstance(document, str):
         path.write_bytes(document.encode("latin-1"))
         document = None
@@ -142,8 +142,8 @@ def test_errors_are_refused_with_their_place(path: Path, document: Any, told: st
     assert raised.value.message.startswith(f"quota file '{path}'")
     assert "\n" not in raised.value.message
     assert len(raised.value.message) < 400 + len(str(path))
-    if told is not None:
-        assert raised.value.message == f"quota file '{path}'{told}"
+    if message is not None:
+        assert raised.value.message == f"quota file '{path}'{message}"
     assert quotas("check", str(path)) == (1, "", f"headrace quotas: {raised.value.message}\n")
 
 
@@ -175,9 +175,9 @@ def test_the_command_prints_the_limits(path: Path) -> None:
         f"'{path}' is valid: 1 principals, 0 patterns of principals, 1 patterns of shared models\n",
         "",
     )
-    code, told, _ = quotas("check", str(path), "--principal", "alice", "--model", "llm_7b")
+    code, stdout, _ = quotas("check", str(path), "--principal", "alice", "--model", "llm_7b")
     assert code == 0
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.splitlines() if "|" in line]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in stdout.splitlines() if "|" in line]
     assert lines[1:] == [
         ["all models", "5 requests per second, 5 at once", "principals.alice"],
         ["all models", "4 requests in flight", "principals.alice"],

@@ -261,14 +261,14 @@ def test_after_random_ends_every_count_is_zero(shared: Callable[..., Shared]) ->
     async def ask(seed: int) -> None:
         chance = random.Random(seed)
         made = shared({"in_flight": chance.randrange(1, 4), "max_waiting": 12, "max_wait_seconds": 0.001})
-        asked: list[tuple[Caller, Any]] = []
+        requests: list[tuple[Caller, Any]] = []
         for _ in range(300):
             what = chance.random()
             if what < 0.5:
                 with suppress(ResourceExhausted):
-                    asked.append(made.ask(chance.choice("abc"), chance.randrange(100)))
-            elif what < 0.9 and asked:
-                caller, future = asked.pop(chance.randrange(len(asked)))
+                    requests.append(made.ask(chance.choice("abc"), chance.randrange(100)))
+            elif what < 0.9 and requests:
+                caller, future = requests.pop(chance.randrange(len(requests)))
                 if future is not None and chance.random() < 0.5:
                     future.cancel()
                 elif future is not None and future.done() and not future.cancelled():
@@ -280,7 +280,7 @@ def test_after_random_ends_every_count_is_zero(shared: Callable[..., Shared]) ->
                 await asyncio.sleep(0.002)
             gate = made.made.table.gates.get("m")
             assert gate is None or gate.in_flight <= gate.limit.now
-        for caller, future in asked:
+        for caller, future in requests:
             if future is not None:
                 future.cancel()
             caller.end()

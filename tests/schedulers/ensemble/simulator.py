@@ -57,7 +57,7 @@ class EnsembleSimulator:
     def __init__(self, config: str, models: Mapping[str, str]) -> None:
         self.calls: list[Ticket] = []
         self.reads = 0
-        self.asked: list[InferRequest] = []
+        self.requests: list[InferRequest] = []
         #: The error of every call, and the number of calls that got it.
         self.refusal: Exception | None = None
         self.refused = 0
@@ -80,7 +80,7 @@ class EnsembleSimulator:
             self.refused += 1
             raise self.refusal
         self.calls.append(ticket)
-        self.asked.append(ticket.request)
+        self.requests.append(ticket.request)
         ticket.on_read = self._read
 
     def _read(self, ticket: Ticket) -> None:

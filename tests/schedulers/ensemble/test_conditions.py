@@ -22,8 +22,8 @@ DECIDES = f"max_batch_size: 8 {tensors('input', 'a', '1')}{tensors('output', 'fl
 MODELS = {"one": ONE, "other": ONE, "join": JOIN, "decides": DECIDES}
 
 
-def when(step_name: str, said: str) -> str:
-    return f'parameters {{ key: "ensemble.when.{step_name}" value {{ string_value: "{said}" }} }} '
+def when(step_name: str, condition: str) -> str:
+    return f'parameters {{ key: "ensemble.when.{step_name}" value {{ string_value: "{condition}" }} }} '
 
 
 #: One of two steps runs, as the first one says; a third, which runs in any case, has what there is.
@@ -139,21 +139,21 @@ def test_an_input_may_be_the_condition_and_a_missing_one_is_false() -> None:
         config = ensemble([step("one", "a=x", "b=y"), step("one", "a=y", "b=z")], outputs="y z", dims="1")
         config += tensors("input", "f?", "1", "BOOL") + when("1", "f")
         simulator = EnsembleSimulator(config, MODELS)
-        for given, asked in (({}, 1), ({"f": np.array([[True]])}, 2)):
-            simulator.asked.clear()
-            caller = simulator.send({"x": ROW, **given})
+        for more, count in (({}, 1), ({"f": np.array([[True]])}, 2)):
+            simulator.requests.clear()
+            caller = simulator.send({"x": ROW, **more})
             while simulator.calls:
                 simulator.answer(simulator.calls[0], {"b": ROW})
-            assert len(simulator.asked) == asked
+            assert len(simulator.requests) == count
             (answer,) = caller.answers
             assert isinstance(answer, InferResponse)
-            assert len(answer.outputs) == asked
+            assert len(answer.outputs) == count
 
     run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (
             when("1", "nope"),
@@ -176,12 +176,12 @@ def test_an_input_may_be_the_condition_and_a_missing_one_is_false() -> None:
         ),
     ],
 )
-def test_an_invalid_condition_is_refused(more: str, said: str) -> None:
+def test_an_invalid_condition_is_refused(more: str, message: str) -> None:
     async def scenario() -> None:
         config = EITHER.partition("parameters")[0] + more
         with pytest.raises(ConfigError) as refusal:
             EnsembleSimulator(config, MODELS)
-        assert said in refusal.value.message
+        assert message in refusal.value.message
         assert refusal.value.field.startswith("parameters")
 
     run_scenario(scenario)

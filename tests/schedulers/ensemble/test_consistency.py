@@ -42,7 +42,7 @@ def refusal(config: str) -> ConfigError:
 
 
 @pytest.mark.parametrize(
-    ("config", "said", "field"),
+    ("config", "message", "field"),
     [
         (
             ensemble([step("one", "a=x", "b=y")], batch=16),
@@ -124,9 +124,9 @@ def refusal(config: str) -> ConfigError:
         ),
     ],
 )  # fmt: skip
-def test_incompatible_models_are_refused_with_step_tensor_and_both_sides(config: str, said: str, field: str) -> None:
+def test_incompatible_models_are_refused_with_step_tensor_and_both_sides(config: str, message: str, field: str) -> None:
     error = refusal(config)
-    assert error.message.startswith(said)
+    assert error.message.startswith(message)
     assert error.field.removeprefix("ensemble_scheduling.") == field
 
 

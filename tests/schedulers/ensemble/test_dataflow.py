@@ -150,14 +150,14 @@ def test_a_cancelled_request_is_answered_once_and_its_calls_are_cancelled(
             if simulator.calls:
                 call = data.draw(st.sampled_from(simulator.calls))
                 simulator.answer(call, compute(simulator, nodes, call))
-        is_over, asked = bool(caller.ends), len(simulator.asked)
+        has_ended, count = bool(caller.ends), len(simulator.requests)
         caller.ticket.cancel()
         assert caller.ends == 1
-        assert isinstance(caller.answers[-1], InferResponse if is_over else Cancelled)
+        assert isinstance(caller.answers[-1], InferResponse if has_ended else Cancelled)
         assert all(call.abandoned for call in simulator.calls)
         end(simulator, nodes, data)
-        assert (len(simulator.asked), simulator.model_queue.in_flight, caller.ends) == (asked, 0, 1)
-        assert simulator.statistics.snapshot().cancelled.count == (not is_over)
+        assert (len(simulator.requests), simulator.model_queue.in_flight, caller.ends) == (count, 0, 1)
+        assert simulator.statistics.snapshot().cancelled.count == (not has_ended)
 
     run_scenario(scenario)
 
@@ -175,11 +175,11 @@ def test_the_first_error_is_answered_once_after_the_last_step(
         for _ in range(data.draw(st.integers(0, len(nodes) - 1))):
             if len(simulator.calls) > 1 or (simulator.calls and not caller.ends):
                 call = data.draw(st.sampled_from(simulator.calls))
-                if len(simulator.asked) < len(nodes) or len(simulator.calls) > 1:
+                if len(simulator.requests) < len(nodes) or len(simulator.calls) > 1:
                     simulator.answer(call, compute(simulator, nodes, call))
         if caller.ends:
             return
-        asked, failing = len(simulator.asked), data.draw(st.sampled_from(simulator.calls))
+        count, failing = len(simulator.requests), data.draw(st.sampled_from(simulator.calls))
         simulator.answer(failing, InternalError("boom"))
         assert all(call.cancelled for call in simulator.calls)
         while simulator.calls:
@@ -188,7 +188,7 @@ def test_the_first_error_is_answered_once_after_the_last_step(
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert (error.message, error.code) == ("in ensemble 'e', boom", InternalError.code)
-        assert (len(simulator.asked), caller.ends, simulator.model_queue.in_flight) == (asked, 1, 0)
+        assert (len(simulator.requests), caller.ends, simulator.model_queue.in_flight) == (count, 1, 0)
 
     run_scenario(scenario)
 
@@ -219,13 +219,13 @@ def test_tensors_pass_between_steps_uncopied_and_are_freed_after_the_last_reader
         caller = simulator.send({"x": ROW})
         assert simulator.calls[0].request.inputs["a"] is ROW
         middle = np.array([[2.0]], np.float32)
-        gone = weakref.ref(middle)
+        middle_reference = weakref.ref(middle)
         simulator.answer(simulator.calls[0], {"b": middle})
         assert simulator.calls[0].request.inputs["a"] is middle
         del middle
-        simulator.asked.clear()
+        simulator.requests.clear()
         simulator.answer(simulator.calls[0], {"b": 2 * ROW})
-        assert gone() is None, "the last step runs, and does not read it"
+        assert middle_reference() is None, "the last step runs, and does not read it"
         last = np.array([[3.0]], np.float32)
         simulator.answer(simulator.calls[0], {"b": last})
         (answer,) = caller.answers
@@ -244,7 +244,7 @@ def test_request_fields_reach_every_step() -> None:
         caller = simulator.send({"x": ROW}, **said)
         while simulator.calls:
             simulator.answer(simulator.calls[0], {"b": ROW})
-        for request in simulator.asked:
+        for request in simulator.requests:
             assert {key: getattr(request, key) for key in said} == said
             assert (request.caller, request.callers) == (caller.ticket.request, ("e",))
 
@@ -437,7 +437,7 @@ def test_an_error_in_one_response_ends_the_request_after_the_others() -> None:
         assert caller.ends == 1
         assert len(caller.outputs) == 1
         assert isinstance(caller.answers[-1], HeadraceError)
-        assert len(simulator.asked) == 4, "nothing is begun after the error"
+        assert len(simulator.requests) == 4, "nothing is begun after the error"
 
     run_scenario(scenario)
 
@@ -484,7 +484,7 @@ def test_waiting_items_end_with_an_error_or_a_cancellation() -> None:
             simulator.answer(simulator.call("add"), InternalError("boom"))
         while simulator.calls:
             simulator.answer(simulator.calls[0], Cancelled("") if simulator.calls[0] is not many else None)
-        assert (caller.ends, simulator.model_queue.in_flight, len(simulator.asked)) == (1, 0, 2)
+        assert (caller.ends, simulator.model_queue.in_flight, len(simulator.requests)) == (1, 0, 2)
 
     run_scenario(lambda: scenario(True))
     run_scenario(lambda: scenario(False))

@@ -33,11 +33,11 @@ def why(server: Server, name: str) -> str:
 def until(server: Server, claim: Callable[[], bool]) -> None:
     """Wait until ``claim`` holds."""
 
-    async def look() -> None:
+    async def check() -> None:
         while not claim():
             await asyncio.sleep(0)
 
-    on_loop(server, asyncio.wait_for(look(), DEADLINE_S))
+    on_loop(server, asyncio.wait_for(check(), DEADLINE_S))
 
 
 def delayed(by_ms: int) -> str:
@@ -55,13 +55,13 @@ def test_a_failed_load_by_name_has_the_error_of_triton(write: Write, run: Run) -
     write("e", ensemble([step("one", "a=x", "b=y")], datatype="INT32"))
     write("lost", chain("gone"))
     server = run(**EXPLICIT)
-    for name, said in (
+    for name, reason in (
         ("lost", "ensemble lost contains models that are not available or ambiguous: gone\n"),
         ("e", "in ensemble e, ensemble tensor x: inconsistent data type: TYPE_INT32 is inferred from model e while "),
     ):
         with pytest.raises(HeadraceError) as refusal:
             on_loop(server, server.load(name))
-        assert refusal.value.message.startswith(f"load failed for model '{name}': {said}")
+        assert refusal.value.message.startswith(f"load failed for model '{name}': {reason}")
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -103,7 +103,7 @@ def test_models_of_only_this_ensemble_are_unloaded_with_it_on_request(write: Wri
 
 
 @pytest.mark.parametrize(
-    ("models", "said"),
+    ("models", "reason"),
     [
         ({}, "ensemble e contains models that are not available or ambiguous: one, two"),
         (
@@ -117,13 +117,13 @@ def test_models_of_only_this_ensemble_are_unloaded_with_it_on_request(write: Wri
     ],
 )
 def test_an_ensemble_is_refused_with_its_missing_models(
-    models: dict[str, str], said: str, write: Write, run: Run
+    models: dict[str, str], reason: str, write: Write, run: Run
 ) -> None:
     write("e", chain("one", "two"))
     for name, config in models.items():
         write(name, config)
     server = run(**LENIENT)
-    assert said in why(server, "e")
+    assert reason in why(server, "e")
     assert not server.ready_versions("e")
 
 
@@ -180,9 +180,9 @@ def python(write: Write, name: str, initialize: str) -> None:
     write(name, config, files={"1/model.py": INITIALIZE.format(initialize)})
 
 
-@pytest.mark.parametrize("asked", ["one", "inner"])
+@pytest.mark.parametrize("unloaded", ["one", "inner"])
 def test_an_unload_of_a_step_waits_for_loads_of_its_ensembles(
-    asked: str, write: Write, run: Run, tmp_path: Path
+    unloaded: str, write: Write, run: Run, tmp_path: Path
 ) -> None:
     """As in Triton 2.51: the load succeeds, then the step goes, and the ensemble with it."""
     gate = tmp_path / "gate"
@@ -198,10 +198,10 @@ def test_an_unload_of_a_step_waits_for_loads_of_its_ensembles(
         try:
             while not server.ready_versions("inner"):
                 await asyncio.sleep(0)
-            unload = asyncio.ensure_future(server.unload(asked))
+            unload = asyncio.ensure_future(server.unload(unloaded))
             await server.load("one")  # which comes behind an unload that does not wait
             assert not unload.done()
-            assert server.ready_versions(asked)
+            assert server.ready_versions(unloaded)
         finally:
             await asyncio.to_thread(gate.write_text, "")
         await load
@@ -210,7 +210,7 @@ def test_an_unload_of_a_step_waits_for_loads_of_its_ensembles(
             await asyncio.sleep(0)
 
     on_loop(server, asyncio.wait_for(scene(), DEADLINE_S))
-    assert states(server)[asked] != "READY"
+    assert states(server)[unloaded] != "READY"
     assert states(server)["slow"] == "READY"
 
 

@@ -33,7 +33,7 @@ from .conftest import Write, both, ensemble, identity, step
 X = np.array([[1, 2], [3, 4]], np.float32)
 #: Every copy from the device, and where each input of an execution was.
 COPIES: list[tuple[int, ...]] = []
-GIVEN: list[tuple[str, str]] = []
+RECEIVED: list[tuple[str, str]] = []
 
 
 class Played(Instance):
@@ -45,10 +45,10 @@ class Played(Instance):
         self._name, self._reads, self._writes = name, reads, writes
 
     def execute(self, inputs: Tensors) -> Tensors:
-        given: Any = inputs[self._reads]
-        is_region = isinstance(given, DeviceTensor) and not isinstance(given, PlayedDeviceTensor)
-        GIVEN.append((self._name, "region" if is_region else type(given).__name__))
-        parts = given.parts if isinstance(given, StackedTensors) else [given]
+        x: Any = inputs[self._reads]
+        is_region = isinstance(x, DeviceTensor) and not isinstance(x, PlayedDeviceTensor)
+        RECEIVED.append((self._name, "region" if is_region else type(x).__name__))
+        parts = x.parts if isinstance(x, StackedTensors) else [x]
         x = np.concatenate([np.from_dlpack(part) for part in parts])
         made: Mapping[str, Any] = {name: PlayedDeviceTensor(x + 1, COPIES) for name in self._writes}
         return made
@@ -66,7 +66,7 @@ def run(headrace_repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     own = builtins.register_backends()
     monkeypatch.setattr(builtins, "register_backends", hookimpl(lambda: [*own, OnDevice]))
     COPIES.clear()
-    GIVEN.clear()
+    RECEIVED.clear()
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(serve(headrace_repository, **options))
 
@@ -84,7 +84,7 @@ def test_a_chain_copies_only_the_output(write: Write, run: Callable[..., Server]
     write("e", ensemble(CHAIN))
     server = run()
     np.testing.assert_array_equal(np.asarray(server.infer("e", {"x": X}).outputs["y"]), X + 3)
-    assert GIVEN == [("one", "ndarray"), ("two", "PlayedDeviceTensor"), ("three", "PlayedDeviceTensor")]
+    assert RECEIVED == [("one", "ndarray"), ("two", "PlayedDeviceTensor"), ("three", "PlayedDeviceTensor")]
     assert COPIES == [(2, 2)]
     np.testing.assert_array_equal(np.asarray(server.infer("two", {"a": X}).outputs["b"]), X + 1)
     assert COPIES == [(2, 2)] * 2
@@ -101,7 +101,7 @@ def test_requests_of_a_batch_are_stacked_on_the_device(write: Write, run: Callab
 
     for number, answer in enumerate(on_loop(server, ask())):
         np.testing.assert_array_equal(np.asarray(answer.outputs["y"]), X + number + 2)
-    assert GIVEN[-1] == ("two", "StackedTensors")
+    assert RECEIVED[-1] == ("two", "StackedTensors")
     assert COPIES == [(4, 2)]
 
 
@@ -116,7 +116,7 @@ def test_a_step_for_arrays_gets_a_copy_and_other_steps_the_device_tensor(
     found = run().infer("e", {"x": X}).outputs
     np.testing.assert_array_equal(np.asarray(found["y"]), X + 2)
     np.testing.assert_array_equal(np.asarray(found["z"]), X + 1)
-    assert GIVEN == [("one", "ndarray"), ("two", "PlayedDeviceTensor")]
+    assert RECEIVED == [("one", "ndarray"), ("two", "PlayedDeviceTensor")]
     assert COPIES == [(2, 2)] * 2, "t once, for three, and y"
 
 
@@ -148,7 +148,7 @@ def test_a_model_whose_tensors_are_read_in_transit(what: str, write: Write, run:
         found = server.infer("e", {"x": X[:1]}, **sequence).outputs["y"]
         np.testing.assert_array_equal(np.asarray(found), X[:1] + 2)
     expected = "PlayedDeviceTensor" if what == "batch axis" else "ndarray"
-    assert {kind for name, kind in GIVEN if name == "two"} == {expected}
+    assert {kind for name, kind in RECEIVED if name == "two"} == {expected}
 
 
 def test_a_condition_on_the_device_is_read_from_the_host(write: Write, run: Callable[..., Server]) -> None:
@@ -218,7 +218,7 @@ def test_cuda_regions_are_read_and_written_in_place(
     with client.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as connection:
         connection.register_cuda_shared_memory("r", b"A" * 86 + b"==", 0, 8192)
         driver.memory[:16] = X.ravel().view(np.uint8)
-        for name, (_, copies, given) in REGIONS.items():
+        for name, (_, copies, received) in REGIONS.items():
             view = server.resolve(name)
             tensors = [client.InferInput(each, [2, 2], "FP32") for each in view.inputs]
             wanted = [client.InferRequestedOutput(each) for each in view.outputs]
@@ -227,13 +227,13 @@ def test_cuda_regions_are_read_and_written_in_place(
             for each in tensors:
                 each.set_shared_memory("r", 16)
             for _ in range(2):  # the second message is not parsed again
-                for seen in (GIVEN, driver.done, COPIES):
+                for seen in (RECEIVED, driver.done, COPIES):
                     seen.clear()
                 driver.memory[4096:] = 0
                 connection.infer(name, tensors, outputs=wanted)
-                steps = sum(name != "host" for name, _ in given)
+                steps = sum(name != "host" for name, _ in received)
                 assert driver.memory[4096:4112].tobytes() == (X + steps).tobytes(), name
-                assert (GIVEN, sorted(set(driver.done))) == (given, copies), name
+                assert (RECEIVED, sorted(set(driver.done))) == (received, copies), name
             assert ([(2, 2)] if name == "to_the_host" else []) == COPIES, name
             assert driver.done.count("DtoH") == ("DtoH" in copies)
         connection.unregister_cuda_shared_memory("r")

@@ -73,18 +73,18 @@ def test_loads_and_unloads_of_steps_lose_no_request(write: Write, run: Any) -> N
         for number, change in enumerate(
             [looped("on", 3), looped("off"), looped("on", 2), looped("auto"), looped("on")]
         ):
-            asked = [asyncio.ensure_future(server.infer_async("e", {"x": row})) for row in ROWS]
+            answers = [asyncio.ensure_future(server.infer_async("e", {"x": row})) for row in ROWS]
             for name in ("one", "three"):
                 write(name, change)
                 await server.load(name)
-            for row, answer in zip(ROWS, await asyncio.gather(*asked), strict=True):
+            for row, answer in zip(ROWS, await asyncio.gather(*answers), strict=True):
                 np.testing.assert_array_equal(np.asarray(answer.outputs["y"]), row)
             where = server.explain("one")["runs_on"]
             assert len(where) == (3, 1, 2, 1, 1)[number]
-        asked = [asyncio.ensure_future(server.infer_async("e", {"x": row})) for row in ROWS]
+        answers = [asyncio.ensure_future(server.infer_async("e", {"x": row})) for row in ROWS]
         await asyncio.sleep(0)
         await server.unload("e", unload_dependents=True)
-        assert len(await asyncio.gather(*asked)) == len(ROWS)
+        assert len(await asyncio.gather(*answers)) == len(ROWS)
         for name in ("one", "three"):  # which were asked for
             await server.unload(name)
         assert server.served() == []

@@ -24,10 +24,10 @@ def identity(batch: int = 8, more: str = "", dims: str = "-1", datatype: str = "
 
 def router(targets: str, more: str = "", **parameters: object) -> str:
     """The config of a router, with its parameters ``scheduler.*``."""
-    told = {"scheduler": "router", "scheduler.targets": targets}
-    told |= {f"scheduler.{name}": str(value) for name, value in parameters.items()}
+    parameters_of = {"scheduler": "router", "scheduler.targets": targets}
+    parameters_of |= {f"scheduler.{name}": str(value) for name, value in parameters.items()}
     return more + "".join(
-        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }} ' for name, value in told.items()
+        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }} ' for name, value in parameters_of.items()
     )
 
 

@@ -32,27 +32,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def over_http(server: Server, model: str, headers: dict[str, str]) -> str:
     client = httpclient.InferenceServerClient(f"127.0.0.1:{server.options.http_port}")
-    given = httpclient.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(ROW)
-    found: dict[str, Any] = client.infer(model, [given], headers=headers).get_response()["parameters"]
+    x = httpclient.InferInput("x", [1, 2], "FP32")
+    x.set_data_from_numpy(ROW)
+    found: dict[str, Any] = client.infer(model, [x], headers=headers).get_response()["parameters"]
     return f"{found['headrace_target']} by {found['headrace_routed_by']}"
 
 
 def over_grpc(server: Server, model: str, headers: dict[str, str]) -> str:
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}")
-    given = grpcclient.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(ROW)
-    found = client.infer(model, [given], headers=headers).get_response().parameters
+    x = grpcclient.InferInput("x", [1, 2], "FP32")
+    x.set_data_from_numpy(ROW)
+    found = client.infer(model, [x], headers=headers).get_response().parameters
     return f"{found['headrace_target'].string_param} by {found['headrace_routed_by'].string_param}"
 
 
 def over_stream(server: Server, model: str, headers: dict[str, str]) -> str:
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}")
-    given = grpcclient.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(ROW)
+    x = grpcclient.InferInput("x", [1, 2], "FP32")
+    x.set_data_from_numpy(ROW)
     answers: list[Any] = []
     client.start_stream(lambda result, error: answers.append(result or error), headers=headers)
-    client.async_stream_infer(model, [given])
+    client.async_stream_infer(model, [x])
     client.stop_stream()
     found = answers[0].get_response().parameters
     return f"{found['headrace_target'].string_param} by {found['headrace_routed_by'].string_param}"

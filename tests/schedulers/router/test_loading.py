@@ -40,11 +40,11 @@ def load(server: Server, name: str) -> None:
 def until_loaded_again(server: Server, name: str, before: object) -> None:
     """Wait until the router ``name`` is loaded again behind its target, in the background."""
 
-    async def look() -> None:
+    async def check() -> None:
         while server.served(name)[0] is before:
             await asyncio.sleep(0)
 
-    on_loop(server, look())
+    on_loop(server, check())
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def test_a_failed_target_gets_no_requests_after_its_rollback(caplog: pytest.LogC
         assert simulator.router.decider.weights == [100, 0]
         simulator.clock.advance(10 * S)
         assert targets(simulator) == {"a by weights", "a by rollback"}, "time does not heal"
-        told = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert len(told) == 1
-        assert "router 'r' rolls back target 'b': 100.0% of its " in told[0].getMessage()
+        warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == 1
+        assert "router 'r' rolls back target 'b': 100.0% of its " in warnings[0].getMessage()
         measured = simulator.router.measure()
         assert measured["headrace_router_rollbacks_total"] == {"a": 0, "b": 1}
         assert measured["headrace_router_weight"] == {"a": 100, "b": 0}

@@ -22,16 +22,16 @@ def test_the_request_reaches_the_target_unchanged() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a:3 = 1"))
         caller = simulator.send(id="7", parameters={"beta": True}, priority=2, timeout_us=9, callers=("e",))
-        asked = simulator.calls[0].request
-        assert asked.inputs is caller.ticket.request.inputs, "nothing is copied"
-        assert (asked.model_name, asked.model_version, asked.id) == ("a", "3", "7")
-        assert (asked.parameters, asked.priority, asked.timeout_us) == ({"beta": True}, 2, 9)
-        assert (asked.caller, asked.callers) == (caller.ticket.request, ("e", "r"))
-        given = {"y": ROW}
-        simulator.answer(InferResponse(given, {"own": 1}, "a", "3", "7"))
+        forwarded = simulator.calls[0].request
+        assert forwarded.inputs is caller.ticket.request.inputs, "nothing is copied"
+        assert (forwarded.model_name, forwarded.model_version, forwarded.id) == ("a", "3", "7")
+        assert (forwarded.parameters, forwarded.priority, forwarded.timeout_us) == ({"beta": True}, 2, 9)
+        assert (forwarded.caller, forwarded.callers) == (caller.ticket.request, ("e", "r"))
+        outputs = {"y": ROW}
+        simulator.answer(InferResponse(outputs, {"own": 1}, "a", "3", "7"))
         (answer,) = caller.answers
         assert isinstance(answer, InferResponse)
-        assert answer.outputs is given
+        assert answer.outputs is outputs
         assert (answer.model_name, answer.model_version, answer.id) == ("r", "1", "7")
         assert answer.parameters == {"own": 1, "headrace_target": "a:3", "headrace_routed_by": "weights"}
 
@@ -56,13 +56,13 @@ def test_an_error_reaches_the_caller_unchanged() -> None:
 def test_cancelling_a_request_cancels_its_call_of_the_target() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1"))
-        gone, stays = simulator.send(), simulator.send()
-        gone.ticket.cancel()
-        assert [call.request.caller for call in simulator.cancelled] == [gone.ticket.request]
-        assert [type(answer) for answer in gone.answers] == [Cancelled]
+        cancelled, stays = simulator.send(), simulator.send()
+        cancelled.ticket.cancel()
+        assert [call.request.caller for call in simulator.cancelled] == [cancelled.ticket.request]
+        assert [type(answer) for answer in cancelled.answers] == [Cancelled]
         simulator.answer(Cancelled("gone"))  # the late end of what was cancelled
         simulator.answer()
-        assert (gone.ends, stays.ends, stays.target) == (1, 1, "a by weights")
+        assert (cancelled.ends, stays.ends, stays.target) == (1, 1, "a by weights")
         assert simulator.model_queue.in_flight == 0
 
     run_scenario(scenario)

@@ -52,10 +52,10 @@ def call(server: Server, method: str, path: str, body: str | None = None) -> tup
 
 def targets(server: Server, model: str, count: int = 1, **parameters: Any) -> Counter[str]:
     """Ask ``count`` times. Return how often each target has answered."""
-    given = {"x": ROW}
+    inputs = {"x": ROW}
     found: Counter[str] = Counter()
     for _ in range(count):
-        answer = server.infer(model, given, parameters=parameters)
+        answer = server.infer(model, inputs, parameters=parameters)
         found[str(answer.parameters["headrace_target"])] += 1
     return found
 
@@ -76,16 +76,16 @@ def test_the_stock_clients_use_it_like_any_model(server: Server) -> None:
     assert metadata["outputs"] == http.get_model_metadata("m")["outputs"]
     assert http.get_model_config("split")["max_batch_size"] == 8
     assert grpc.get_model_config("split", as_json=True)["config"]["input"][0]["name"] == "x"
-    given = httpclient.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(ROW)
-    answer = http.infer("split", [given], request_id="7").get_response()
+    x = httpclient.InferInput("x", [1, 2], "FP32")
+    x.set_data_from_numpy(ROW)
+    answer = http.infer("split", [x], request_id="7").get_response()
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("split", "1", "7")
     assert answer["parameters"]["headrace_target"] in ("m", "m:1")
     assert answer["parameters"]["headrace_routed_by"] == "weights"
     asked = grpcclient.InferInput("x", [1, 2], "FP32")
     asked.set_data_from_numpy(ROW)
-    said = grpc.infer("split", [asked]).get_response()
-    assert (said.model_name, said.parameters["headrace_routed_by"].string_param) == ("split", "weights")
+    response = grpc.infer("split", [asked]).get_response()
+    assert (response.model_name, response.parameters["headrace_routed_by"].string_param) == ("split", "weights")
 
 
 def test_versions_of_one_model_get_their_shares(server: Server) -> None:
@@ -120,9 +120,9 @@ def test_routers_may_stand_before_routers(server: Server) -> None:
 def test_an_error_of_the_target_reaches_the_caller_and_is_counted(server: Server) -> None:
     with pytest.raises(Exception, match="unexpected inference input 'z' for model 'split'"):
         server.infer("split", {"z": ROW})
-    status, told = call(server, "GET", "/v2/models/split/traffic")
+    status, document = call(server, "GET", "/v2/models/split/traffic")
     assert status == 200
-    assert sum(target["errors"] for target in told["targets"]) == 0, (
+    assert sum(target["errors"] for target in document["targets"]) == 0, (
         "a request that the router refuses reached no target"
     )
 
@@ -131,8 +131,8 @@ def test_weights_change_without_a_load(server: Server) -> None:
     path = "/v2/models/split/traffic"
     before = server.served("split")
     try:
-        status, told = call(server, "PUT", path, '{"weights": {"m": 1, "m:1": 1}}')
-        assert (status, [target["share"] for target in told["targets"]]) == (200, [0.5, 0.5])
+        status, document = call(server, "PUT", path, '{"weights": {"m": 1, "m:1": 1}}')
+        assert (status, [target["share"] for target in document["targets"]]) == (200, [0.5, 0.5])
         assert abs(targets(server, "split", 100)["m"] - 50) < 4
         assert call(server, "PUT", "/v2/models/split/versions/1/traffic", '{"weights": {"m": 0, "m:1": 2}}')[0] == 200
         assert targets(server, "split", 100) == {"m:1": 100}
@@ -165,9 +165,9 @@ def test_weights_change_without_a_load(server: Server) -> None:
     ],
 )
 def test_a_wrong_change_changes_nothing(body: str, why: str, server: Server) -> None:
-    status, told = call(server, "PUT", "/v2/models/split/traffic", body)
+    status, document = call(server, "PUT", "/v2/models/split/traffic", body)
     assert status == 400
-    assert why in told["error"]
+    assert why in document["error"]
     weights = [target["weight"] for target in call(server, "GET", "/v2/models/split/traffic")[1]["targets"]]
     assert weights == [75, 25]
 
@@ -207,8 +207,8 @@ def test_grpc_has_the_same_answers_and_effects(server: Server) -> None:
 
 def test_only_routers_have_traffic(server: Server) -> None:
     for method in ("GET", "PUT"):
-        status, told = call(server, method, "/v2/models/m/traffic", "{}")
-        assert (status, told["error"]) == (404, "model 'm' is no router: its traffic goes to itself")
+        status, document = call(server, method, "/v2/models/m/traffic", "{}")
+        assert (status, document["error"]) == (404, "model 'm' is no router: its traffic goes to itself")
         assert call(server, method, "/v2/models/none/traffic", "{}")[0] == 404
         assert call(server, method, "/v2/models/split/versions/9/traffic", "{}")[0] == 404
 

@@ -82,8 +82,8 @@ def test_a_request_without_a_response_is_not_copied() -> None:
     async def scenario() -> None:
         simulator = RouterSimulator(router("a = 1", shadow="b = 1"))
         simulator.serve(BackendError("broken"))
-        gone = simulator.send()
-        gone.ticket.cancel()
+        cancelled = simulator.send()
+        cancelled.ticket.cancel()
         simulator.calls.clear()
         simulator.serve(sequence_id=3, sequence_start=True)
         for _ in range(5):
@@ -176,7 +176,7 @@ def test_close_cancels_calls_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "is_kept"),
+    ("tensor", "is_uncopied"),
     [
         (np.frombuffer(bytes(8), np.float32)[1:], True),
         (np.frombuffer(memoryview(bytes(8))[4:], np.float32).reshape(1, 1), True),
@@ -186,9 +186,9 @@ def test_close_cancels_calls_in_flight() -> None:
         (BytesTensor(bytearray(4), (1,)), False),
     ],
 )
-def test_inputs_in_mutable_memory_are_copied(tensor: Any, is_kept: bool) -> None:
+def test_inputs_in_mutable_memory_are_copied(tensor: Any, is_uncopied: bool) -> None:
     fixed = _fixed(tensor)
-    assert (fixed is tensor) == is_kept
+    assert (fixed is tensor) == is_uncopied
     assert fixed.shape == tensor.shape
     assert fixed.nbytes == tensor.nbytes
 

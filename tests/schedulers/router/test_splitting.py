@@ -86,8 +86,8 @@ def test_a_repeated_key_is_hashed_once_unless_it_is_long() -> None:
     split = Split(LABELS, (70, 20, 10))
     for key in ("ada", "ada", "x" * 128, "x" * 128, "y" * 129, "y" * 129):
         assert split.of_key(key) == Split(LABELS, (70, 20, 10)).of_key(key)
-    kept = split._cached_hash.cache_info()
-    assert (kept.hits, kept.currsize) == (2, 2)
+    cache = split._cached_hash.cache_info()
+    assert (cache.hits, cache.currsize) == (2, 2)
     for number in range(6000):
         split.of_key(f"user-{number}")
     assert split._cached_hash.cache_info().currsize == 4096

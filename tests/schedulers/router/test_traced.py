@@ -34,6 +34,6 @@ def test_the_span_of_a_router_contains_and_names_the_target(serve: Callable[...,
     for span in collector.spans:
         if span.name == "r":
             (inner,) = [each for each in collector.spans if each.parent_id == span.id and each.name == "m"]
-            told = [span.attributes[f"headrace.{name}"] for name in ("target", "routed_by")]
-            found.append((*told, inner.attributes["triton.model_version"]))
+            attributes = [span.attributes[f"headrace.{name}"] for name in ("target", "routed_by")]
+            found.append((*attributes, inner.attributes["triton.model_version"]))
     assert found == [("m:1", "weights", "1"), ("m:2", "rule", "2")]

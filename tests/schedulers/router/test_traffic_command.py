@@ -49,9 +49,9 @@ def test_show_draws_the_split(server: Server, capsys: pytest.CaptureFixture[str]
 
 def test_set_changes_weights_and_the_shadow(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(server, "set", "canary", "m:1=0", "m:2=2.5", "--shadow", "1", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [target["weight"] for target in told["targets"]] == [0, 2.5]
-    assert told["shadow"]["fraction"] == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [target["weight"] for target in document["targets"]] == [0, 2.5]
+    assert document["shadow"]["fraction"] == 1
     assert targets(server, "canary", 3) == {"m:2": 3}
     assert run(server, "set", "canary", "m:1=3", "m:2=1", "--version", "1") == 0
 

@@ -28,8 +28,8 @@ def weights(line: Line) -> list[float]:
     return [target["weight"] for target in line.get(PATH)[1]["targets"]]
 
 
-def change(line: Line, **given: float) -> dict[str, Any]:
-    line.http.request("PUT", PATH, json.dumps({"weights": given}))
+def change(line: Line, **weights: float) -> dict[str, Any]:
+    line.http.request("PUT", PATH, json.dumps({"weights": weights}))
     found: dict[str, Any] = json.loads(line.http.getresponse().read())
     return found
 

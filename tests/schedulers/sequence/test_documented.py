@@ -38,7 +38,7 @@ def test_direct_gives_four_sequences_a_slot_and_a_freed_one_to_the_backlog() -> 
                 for slot, name in enumerate(batch):
                     if name != "-":
                         at.setdefault(int(name.rstrip("SE")), []).append((step, number, slot))
-        places = {sequence: {(number, slot) for _, number, slot in shown} for sequence, shown in at.items()}
+        places = {sequence: {(number, slot) for _, number, slot in steps} for sequence, steps in at.items()}
         assert all(len(where) == 1 for where in places.values())  # one slot for all of a sequence
         first_four = set().union(*(places[sequence] for sequence in (1, 2, 3, 4)))
         assert len(first_four) == 4  # all that there are
@@ -83,13 +83,13 @@ def test_oldest_forms_batches_of_the_oldest_and_never_has_two_of_one_sequence() 
         simulator.send_words("1S", "2S", "3S", "4S")
         simulator.send_words("1", "2E", "3E", "4")
         simulator.send_words("1E", "4E")
-        shown, told = [], []
+        batches_seen, controls = [], []
         while (batches := await simulator.running()) != [[]]:
-            shown += batches
-            told.append([control(instance.batch, name) for name in ("START", "END", "CORRID")])
+            batches_seen += batches
+            controls.append([control(instance.batch, name) for name in ("START", "END", "CORRID")])
             await simulator.step()
-        assert shown == [["1S", "2S"], ["3S", "4S"], ["1", "2E"], ["3E", "4"], ["1E", "4E"]]
-        assert told == [
+        assert batches_seen == [["1S", "2S"], ["3S", "4S"], ["1", "2E"], ["3E", "4"], ["1E", "4E"]]
+        assert controls == [
             [[1, 1], [0, 0], [1, 2]],
             [[1, 1], [0, 0], [3, 4]],
             [[0, 0], [0, 1], [1, 2]],

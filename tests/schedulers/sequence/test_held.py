@@ -25,18 +25,18 @@ def test_nothing_runs_until_enough_requests_wait(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "1")
 
     async def scenario() -> None:
-        told: list[Answer] = []
+        responses: list[Answer] = []
         done = asyncio.Event()
 
-        def hear(answer: Answer, final: bool) -> None:
-            told.append(answer)
-            if len(told) == 4:
+        def on_answer(answer: Answer, final: bool) -> None:
+            responses.append(answer)
+            if len(responses) == 4:
                 done.set()
 
         def send(name: int, start: bool, end: bool) -> None:
             inputs = {"x": np.ones(1, np.float32)}
             server.submit(
-                Ticket(InferRequest("m", inputs, sequence_id=name, sequence_start=start, sequence_end=end), hear)
+                Ticket(InferRequest("m", inputs, sequence_id=name, sequence_start=start, sequence_end=end), on_answer)
             )
 
         model_queue = server.served("m")[0].model_queue
@@ -44,10 +44,10 @@ def test_nothing_runs_until_enough_requests_wait(tmp_path: Path, monkeypatch: py
             send(1, start, end)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert (told, model_queue.pending) == ([], waiting)
+            assert (responses, model_queue.pending) == ([], waiting)
         send(2, True, True)
         await done.wait()
-        assert all(isinstance(answer, InferResponse) for answer in told)
+        assert all(isinstance(answer, InferResponse) for answer in responses)
 
     with Server(tmp_path) as server:
         on_loop(server, scenario())
@@ -76,8 +76,8 @@ def test_a_client_gets_the_batches_of_held_requests(
             for step, flag in enumerate(("sequence_start", "sequence_end")):
                 options = {"sequence_id": sequence, flag: True}
                 client.async_stream_infer("m", [x], request_id=f"{sequence}.{step}", **options)
-        told = [answers.get(timeout=90) for _ in range(6)]
-        assert sorted(told) == ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
+        responses = [answers.get(timeout=90) for _ in range(6)]
+        assert sorted(responses) == ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
         (model,) = client.get_inference_statistics("m").model_stats
         assert {batch.batch_size: batch.compute_infer.count for batch in model.batch_stats} == {1: 2, 2: 2}
         client.stop_stream()

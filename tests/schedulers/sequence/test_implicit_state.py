@@ -26,7 +26,7 @@ def states_of(simulator: SequenceSimulator) -> list[Any]:
     return [inputs_of(ticket).get("s") for ticket in simulator.instances[0].batch]
 
 
-def given(*values: Any) -> list[InferResponse]:
+def state_responses(*values: Any) -> list[InferResponse]:
     """Answers with these states."""
     return [InferResponse({"t": np.array([value], np.float32)}) for value in values]
 
@@ -37,16 +37,16 @@ def test_each_sequence_has_its_own_state_and_an_empty_slot_zeros() -> None:
         first, *_ = simulator.send_words("1S", "2S", "3S")
         await simulator.settle()
         assert states_of(simulator) == [[[0]], [[0]], [[0]]]
-        simulator.respond(given([1], [2], [3]))
+        simulator.respond(state_responses([1], [2], [3]))
         await simulator.settle()
-        (told,) = simulator.answers_to(first)
-        assert isinstance(told, InferResponse)
-        assert told.outputs == {}  # the caller does not get it
+        (answer_of_first,) = simulator.answers_to(first)
+        assert isinstance(answer_of_first, InferResponse)
+        assert answer_of_first.outputs == {}  # the caller does not get it
         simulator.send_words("3", "1")
         await simulator.settle()
         assert states_of(simulator) == [[[1]], [[0]], [[3]]]
         assert [is_null(ticket) for ticket in simulator.instances[0].batch] == [False, True, False]
-        simulator.respond(given([4], [9], [6]))
+        simulator.respond(state_responses([4], [9], [6]))
         simulator.send_words("1", "2", "3S")
         await simulator.settle()
         assert states_of(simulator) == [[[4]], [[2]], [[0]]]
@@ -60,7 +60,7 @@ def test_a_failed_request_does_not_change_the_state(strategy: str) -> None:
         simulator = SequenceSimulator(strategy + STATE.format(1, ""))
         simulator.send_words("1S", "1", "1", "1")
         await simulator.settle()
-        simulator.respond(given([5]))
+        simulator.respond(state_responses([5]))
         await simulator.settle()
         simulator.instances[0].finish(BackendError("broken"))
         await simulator.settle()
@@ -83,7 +83,7 @@ def test_an_instance_gets_nothing_until_the_states_exist() -> None:
         batch, played.batch = played.batch, []
         played.poll()
         assert played.batch == []
-        simulator.model_queue.sources[0].deliver(batch, given([7]))
+        simulator.model_queue.sources[0].deliver(batch, state_responses([7]))
         await simulator.settle()
         assert states_of(simulator) == [[[7]]]
 
@@ -95,7 +95,7 @@ def test_a_state_is_a_copy_of_the_model_output() -> None:
         simulator = SequenceSimulator("direct { }" + STATE.format(1, ""))
         simulator.send_words("1S", "1")
         await simulator.settle()
-        (answer,) = given([5])
+        (answer,) = state_responses([5])
         gave = answer.outputs["t"]
         simulator.respond([answer])
         np.asarray(gave)[:] = 6
@@ -111,12 +111,12 @@ def test_requests_with_states_of_different_shape_run_separately() -> None:
         simulator.send_words("1S", "2S")
         await simulator.settle()
         assert states_of(simulator) == [[[0]], [[0]]]  # a variable dimension begins as one
-        simulator.respond(given([1, 1], [2]))
+        simulator.respond(state_responses([1, 1], [2]))
         simulator.send_words("1", "2")
         await simulator.settle()
         assert await simulator.running() == [["1"]]
         assert states_of(simulator) == [[[1, 1]]]
-        simulator.respond(given([1, 1, 1]))
+        simulator.respond(state_responses([1, 1, 1]))
         await simulator.settle()
         assert await simulator.running() == [["-", "2"]]
         assert states_of(simulator) == [[[0]], [[2]]]
@@ -170,8 +170,8 @@ def test_a_file_of_the_wrong_size_for_a_state_is_refused(file: str, kind: str, r
 
 def test_the_scheduler_keeps_what_is_a_state() -> None:
     async def scenario() -> None:
-        kept = SequenceSimulator("direct { }" + STATE.format(1, "")).model_queue.full_scheduler.kept
-        assert [(spec.name, spec.datatype.name, spec.dims) for spec in kept.values()] == [("t", "FP32", (1,))]
+        kept_specs = SequenceSimulator("direct { }" + STATE.format(1, "")).model_queue.full_scheduler.kept
+        assert [(spec.name, spec.datatype.name, spec.dims) for spec in kept_specs.values()] == [("t", "FP32", (1,))]
 
     run_scenario(scenario)
     assert SequenceScheduler.name == "sequence_batching"

@@ -80,7 +80,7 @@ def test_the_model_gets_start_once_and_the_same_id_each_time(strategy: str) -> N
         seen, ids = [], set()
         for _ in range(3):
             await simulator.running()
-            seen.append(sorted(flags_of(simulator.instances[0].batch), key=lambda told: told[3]))
+            seen.append(sorted(flags_of(simulator.instances[0].batch), key=lambda flags: flags[3]))
             ids.add(tuple(sorted(int(ticket.request.sequence_id) for ticket in simulator.instances[0].batch)))
             await simulator.run_once()
         ((first, second),) = ids
@@ -140,7 +140,7 @@ def test_an_id_of_the_caller_must_be_started_each_time(strategy: str) -> None:
         simulator.runs[own] = 3
         simulator.generate("a", runs=3)
         await simulator.running()
-        named, made = sorted(told[3] for told in flags_of(simulator.instances[0].batch))
+        named, made = sorted(flags[3] for flags in flags_of(simulator.instances[0].batch))
         assert named == 1 < made
         for _ in range(2):  # while it lives, and after its end
             with pytest.raises(InvalidArgument, match="for sequence 1 to model 'model' must specify the START flag"):
@@ -180,11 +180,11 @@ def test_the_next_request_of_an_id_waits_until_the_first_is_answered(strategy: s
         simulator.names[first], simulator.names[second] = "first", "second"
         simulator.runs[first] = 3
         assert await simulator.running() == [["first"]]
-        played = simulator.instances[0]
-        held, played.batch = played.batch, []
-        played.poll()
+        instance = simulator.instances[0]
+        batch, instance.batch = instance.batch, []
+        instance.poll()
         assert await simulator.running() == [[]]
-        played.batch = held
+        instance.batch = batch
         assert [await simulator.run_once() for _ in range(4)] == [[["first"]]] * 3 + [[["second"]]]
 
     run_scenario(scenario)
@@ -211,15 +211,15 @@ def test_a_request_with_start_and_end_runs_until_the_model_is_done(strategy: str
 def test_a_request_cancelled_between_runs_frees_its_slot(strategy: str) -> None:
     async def scenario() -> None:
         simulator = Generator(strategy, rows=1)
-        (gone,) = simulator.generate("a", runs=100)
+        (cancelled,) = simulator.generate("a", runs=100)
         (next_one,) = simulator.generate("b")
         await simulator.run_once()
         await simulator.run_once()
         await simulator.running()
-        gone.cancel()  # it runs: the model may see it, and gives it back nevertheless
-        assert not simulator.answers_to(gone)
+        cancelled.cancel()  # it runs: the model may see it, and gives it back nevertheless
+        assert not simulator.answers_to(cancelled)
         await simulator.run_once()
-        assert [type(answer) for answer in simulator.answers_to(gone)] == [Cancelled]
+        assert [type(answer) for answer in simulator.answers_to(cancelled)] == [Cancelled]
         assert await simulator.run_once() == [["b"]]
         assert is_answered(simulator, next_one)
         assert simulator.model_queue.in_flight == 0
@@ -346,8 +346,8 @@ def test_a_timeout_counts_in_the_backlog_and_not_between_runs() -> None:
         simulator = Generator("direct { }", rows=1)
         (a,) = simulator.generate("a", runs=5)
         late = simulator.send(timeout_us=10_000)
-        kept = simulator.send(timeout_us=50_000)
-        simulator.runs[kept] = 3
+        survivor = simulator.send(timeout_us=50_000)
+        simulator.runs[survivor] = 3
         await simulator.run_once()
         await simulator.advance(20 * MS)
         assert [type(answer) for answer in simulator.answers_to(late)] == [Unavailable]
@@ -358,7 +358,7 @@ def test_a_timeout_counts_in_the_backlog_and_not_between_runs() -> None:
         await simulator.advance(100 * MS)
         for _ in range(2):
             await simulator.run_once()
-        assert is_answered(simulator, kept)
+        assert is_answered(simulator, survivor)
 
     run_scenario(scenario)
 
@@ -449,16 +449,16 @@ def test_a_cancellation_or_timeout_in_the_backlog_affects_no_other_request_of_th
         simulator = Generator("direct { }", rows=1)
         (running,) = simulator.generate("a", runs=3)
         await simulator.run_once()
-        gone, *_ = simulator.send_words("7S")
+        cancelled, *_ = simulator.send_words("7S")
         (late,) = simulator.send_words("7S", timeout_us=10_000)
-        (kept,) = simulator.send_words("7S")
-        gone.cancel()
+        (survivor,) = simulator.send_words("7S")
+        cancelled.cancel()
         await simulator.advance(20 * MS)
         assert isinstance(simulator.answers_to(late)[-1], Unavailable)
         for _ in range(4):
             await simulator.run_once()
         assert is_answered(simulator, running)
-        assert is_answered(simulator, kept)
+        assert is_answered(simulator, survivor)
         (last,) = simulator.send_words("7S", timeout_us=10_000)
         simulator.generate("b")
         await simulator.run_once()

@@ -103,11 +103,13 @@ def test_an_iterating_request_in_a_crashed_process_fails_and_others_continue(
 
     (folder / f"die_{first}").touch()
     wait_until(lambda: sorted(executor.restarts for executor in served.executors) == [0, 1], "one has died")
-    told = {name: callers[name].all() for name in lost}
-    assert all(len(answers) == 1 and isinstance(answers[0], str) for answers in told.values()), told
-    executed = [name for name, (answer,) in told.items() if DIED.search(answer)]
+    answers_by_name = {name: callers[name].all() for name in lost}
+    assert all(len(answers) == 1 and isinstance(answers[0], str) for answers in answers_by_name.values()), (
+        answers_by_name
+    )
+    executed = [name for name, (answer,) in answers_by_name.items() if DIED.search(answer)]
     assert executed  # they were a batch; who waited between two runs goes on, and the next process does not know him
-    assert all("KeyError" in answer for name, (answer,) in told.items() if name not in executed)
+    assert all("KeyError" in answer for name, (answer,) in answers_by_name.items() if name not in executed)
 
     (folder / "go").touch()
     assert [callers[name].all() for name in sorted(processes) if name not in lost] == [[second]] * (number // 2)

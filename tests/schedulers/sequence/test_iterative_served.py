@@ -160,19 +160,19 @@ class Caller:
 
     def all(self) -> list[Any]:
         """Return the content of each answer, up to the last."""
-        told = []
+        values = []
         while True:
             answer = self.answers.get(timeout=90)
             if isinstance(answer, Exception):
-                told.append(str(answer))
+                values.append(str(answer))
                 break
             tensor = answer.as_numpy("OUT")
-            told += [] if tensor is None else tensor.ravel().tolist()
-            said = answer.get_response().parameters
-            if "triton_final_response" not in said or said["triton_final_response"].bool_param:
+            values += [] if tensor is None else tensor.ravel().tolist()
+            parameters = answer.get_response().parameters
+            if "triton_final_response" not in parameters or parameters["triton_final_response"].bool_param:
                 break
         self.leave()
-        return told
+        return values
 
     def leave(self) -> None:
         self.client.stop_stream(cancel_requests=True)
@@ -186,8 +186,8 @@ ALL = pytest.mark.parametrize("model", [name for name in MODELS if name != "plai
 def test_one_request_runs_until_its_model_is_done_and_counts_each_run(model: str, server: Server) -> None:
     runs(server, model)
     before = server.served(model)[0].snapshot()
-    told = Caller(server, model, 3, request_id="a").all()
-    assert told == ([2, 1, 0] if "decoupled" in model else [0])
+    values = Caller(server, model, 3, request_id="a").all()
+    assert values == ([2, 1, 0] if "decoupled" in model else [0])
     shown = runs(server, model)
     number = shown[0][0][3]
     assert shown == [[["a", 1, 1, number]], [["a", 0, 0, number]], [["a", 0, 0, number]]]
@@ -215,9 +215,9 @@ def test_a_new_request_shares_batches_with_an_iterating_one(
 
 @ALL
 def test_after_a_failed_run_the_next_request_is_served(model: str, server: Server) -> None:
-    told = Caller(server, model, 13).all()
-    assert "ValueError: half way" in told[-1]
-    assert told[:-1] == ([12] if "decoupled" in model else [])
+    values = Caller(server, model, 13).all()
+    assert "ValueError: half way" in values[-1]
+    assert values[:-1] == ([12] if "decoupled" in model else [])
     assert Caller(server, model, 2).all() == ([1, 0] if "decoupled" in model else [0])
 
 

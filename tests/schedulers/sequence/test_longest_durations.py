@@ -38,13 +38,13 @@ def test_the_longest_duration_is_accepted(
     write_model(f'name: "m" backend: "identity" max_batch_size: 1 {TENSORS} {batching}')
     port = headrace_server().options.http_port
     values = np.ones((1, 2), np.float32)
-    given = httpclient.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(values)
+    x = httpclient.InferInput("x", [1, 2], "FP32")
+    x.set_data_from_numpy(values)
     with httpclient.InferenceServerClient(f"127.0.0.1:{port}") as connection:
         for timeout in (None, LONGEST, 60_000_000):
             answer = connection.infer(
                 "m",
-                [given],
+                [x],
                 sequence_id=3,
                 sequence_start=timeout is None,
                 sequence_end=timeout == 60_000_000,

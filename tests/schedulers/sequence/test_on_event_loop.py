@@ -41,8 +41,8 @@ class Told(Instance):
     any_thread = True
 
     def execute(self, inputs: Tensors) -> Tensors:
-        told = [np.asarray(inputs[name]).ravel().tolist() for name in ("ID", "x", "READY", "START", "END")]
-        Noting.ran([(int(key), x, *map(int, flags)) for key, x, *flags in zip(*told, strict=True)])
+        columns = [np.asarray(inputs[name]).ravel().tolist() for name in ("ID", "x", "READY", "START", "END")]
+        Noting.ran([(int(key), x, *map(int, flags)) for key, x, *flags in zip(*columns, strict=True)])
         total = np.asarray(inputs["x"]) + np.asarray(inputs["before"])
         return {"y": total, "after": total}
 
@@ -137,7 +137,7 @@ def send(server: Server, key: int, x: float, flags: str = "", name: str = "m") -
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     inputs = {"x": np.array([[x]], np.float32)}
     request = InferRequest(name, inputs, sequence_id=key, sequence_start="S" in flags, sequence_end="E" in flags)
-    ticket = Ticket(request, lambda told, final: answer.set_result(told))
+    ticket = Ticket(request, lambda response, final: answer.set_result(response))
     server.submit(ticket)
     return ticket, answer
 
@@ -157,13 +157,13 @@ def test_slots_controls_and_states_are_those_of_threads(run_scenario: Play, stra
     async def scenario(server: Server) -> None:
         steps = [(1, "S"), (2, "S"), (1, ""), (2, ""), (3, "S"), (1, "E"), (2, "E"), (3, "E")]
         answers = [send(server, key, place + key / 10, flags)[1] for place, (key, flags) in enumerate(steps)]
-        told = [value_of(answer) for answer in await asyncio.gather(*answers)]
+        values = [value_of(answer) for answer in await asyncio.gather(*answers)]
         sums = {1: 0.0, 2: 0.0, 3: 0.0}
         expected = []
         for place, (key, _) in enumerate(steps):
             sums[key] += place + key / 10
             expected.append(sums[key])
-        np.testing.assert_allclose(told, expected, rtol=1e-6)
+        np.testing.assert_allclose(values, expected, rtol=1e-6)
         assert (server.served("m")[0].model_queue.in_flight, server.served("m")[0].snapshot().success.count) == (0, 8)
 
     run_scenario(scenario, config(strategy, event_loop))
@@ -184,8 +184,8 @@ def test_an_iterating_request_runs_to_its_end_beside_new_ones(
 ) -> None:
     async def scenario(server: Server) -> None:
         answers = [send(server, 0, runs, name="counts_down")[1] for runs in (4, 2, 3)]
-        told = await asyncio.gather(*answers)
-        assert [value_of(answer) for answer in told] == [4, 2, 3]
+        responses = await asyncio.gather(*answers)
+        assert [value_of(answer) for answer in responses] == [4, 2, 3]
         assert server.served("counts_down")[0].snapshot().success.count == 9
 
     run_scenario(scenario, config(strategy, event_loop, more="iterative_sequence: true"), "counts_down")
@@ -203,8 +203,8 @@ def test_a_cancelled_sequence_frees_its_slot_for_the_next(run_scenario: Play, ev
         leaving, answer = send(server, 1, 1)
         leaving.cancel()
         await answer
-        told = [await answer for _, answer in waiting]
-        assert [value_of(each) for each in told] == [3, 6]
+        responses = [await answer for _, answer in waiting]
+        assert [value_of(each) for each in responses] == [3, 6]
         assert await ask(server, 2, 2) == 4
         with pytest.raises(HeadraceError, match="must specify the START flag"):
             send(server, 1, 1)
@@ -220,11 +220,11 @@ def test_sequences_keep_their_instance_while_others_are_replaced(
         sums = [await ask(server, key, key, "S") for key in (1, 2)]
         for count in (3, 2, 3):
             write("m", config("direct { }", event_loop, count))
-            asked = [send(server, key, key)[1] for key in (1, 2)]
+            answers = [send(server, key, key)[1] for key in (1, 2)]
             await server.load("m")
             sums = [total + key for total, key in zip(sums, (1, 2), strict=True)]
-            told = await asyncio.gather(*asked)
-            assert [value_of(each) for each in told] == sums
+            responses = await asyncio.gather(*answers)
+            assert [value_of(each) for each in responses] == sums
             where = server.explain("m")["runs_on"]
             assert len([name for name, place in where.items() if place == WHERE[event_loop]]) == count
             assert server.served("m")[0].snapshot().on_loop == (count if event_loop == "on" else 0)
@@ -241,10 +241,10 @@ WHERE = {"on": "event_loop", "off": "thread"}
 def test_an_unload_waits_for_running_requests_and_a_load_starts_without(run_scenario: Play, event_loop: str) -> None:
     async def scenario(server: Server) -> None:
         assert await ask(server, 1, 5, "S") == 5
-        asked = [send(server, 1, 1)[1] for _ in range(3)] + [send(server, 2, 1, "SE")[1]]
+        answers = [send(server, 1, 1)[1] for _ in range(3)] + [send(server, 2, 1, "SE")[1]]
         await server.unload("m")
-        told = await asyncio.gather(*asked)
-        assert [value_of(each) for each in told] == [6, 7, 8, 1]
+        responses = await asyncio.gather(*answers)
+        assert [value_of(each) for each in responses] == [6, 7, 8, 1]
         await server.load("m")
         with pytest.raises(HeadraceError, match="must specify the START flag"):
             send(server, 1, 1)

@@ -101,10 +101,10 @@ def test_the_model_of_the_page_generates_for_many_at_once(server: Server) -> Non
             tensor = tritonclient.grpc.InferInput("prompt", [1, 1], "BYTES")
             tensor.set_data_from_numpy(np.array([[prompt]], object))
             client.async_stream_infer("spell", [tensor], request_id=str(number))
-        told = [""] * len(prompts)
+        texts = [""] * len(prompts)
         for _ in range(sum(map(len, prompts))):
             answer = answers.get(timeout=90)
             assert not isinstance(answer, Exception), answer
-            told[int(answer.get_response().id)] += answer.as_numpy("letter").item().decode()
+            texts[int(answer.get_response().id)] += answer.as_numpy("letter").item().decode()
         client.stop_stream()
-    assert told == prompts
+    assert texts == prompts

@@ -89,11 +89,11 @@ def test_a_start_for_a_live_id_is_logged_and_restarts_it(caplog: pytest.LogCaptu
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }")
         first = simulator.send_words("1S", "1", "1S", "1E")
-        said = (
+        expected_texts = (
             "sequence 1 for model 'model' has a conflict. The previous sequence did not end before this sequence start."
         )
         (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert warning.getMessage() == f"{said} Previous sequence will be terminated early."
+        assert warning.getMessage() == f"{expected_texts} Previous sequence will be terminated early."
         assert [await simulator.step() for _ in range(4)] == [[["1S"]], [["1"]], [["1S"]], [["1E"]]]
         assert all(is_answered(simulator, ticket) for ticket in first)
 
@@ -127,9 +127,9 @@ def test_a_timeout_in_the_backlog_rejects_the_whole_sequence_and_no_other() -> N
         assert not any(simulator.answers_to(ticket) for ticket in simulator.tickets)
         await simulator.advance(1)
         for ticket in late[2:]:
-            (told,) = simulator.answers_to(ticket)
-            assert isinstance(told, Unavailable)
-            assert told.message == "timeout of the corresponding sequence has been expired"
+            (error,) = simulator.answers_to(ticket)
+            assert isinstance(error, Unavailable)
+            assert error.message == "timeout of the corresponding sequence has been expired"
         assert refused(simulator, "3").message == NO_START.format(3)
         await simulator.advance(100 * MS)
         assert not any(simulator.answers_to(ticket) for ticket in (*seated, *late[:2], *other))

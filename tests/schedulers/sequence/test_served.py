@@ -134,7 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def _asked(client: Any, connection: Any, model: str, x: Sequence[float], **sequence: Any) -> tuple[list[float], str]:
+def _infer(client: Any, connection: Any, model: str, x: Sequence[float], **sequence: Any) -> tuple[list[float], str]:
     tensor = client.InferInput("x", [1, 2], "FP32")
     tensor.set_data_from_numpy(np.array([x], np.float32))
     return _read(connection.infer(model, [tensor], **sequence), model)
@@ -167,11 +167,11 @@ def _streamed(connection: Any, answers: queue.Queue[Any], model: str, x: Sequenc
 def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
     if request.param == "http":
         with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as connection:
-            yield partial(_asked, tritonclient.http, connection)
+            yield partial(_infer, tritonclient.http, connection)
         return
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as connection:
         if request.param == "grpc":
-            yield partial(_asked, tritonclient.grpc, connection)
+            yield partial(_infer, tritonclient.grpc, connection)
             return
         answers: queue.Queue[Any] = queue.Queue()
         connection.start_stream(lambda result, error: answers.put((result, error)))
@@ -204,7 +204,7 @@ def test_a_stateful_model_gets_each_request_with_its_slot_and_controls(
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "told"),
+    ("model", "given", "expected"),
     [
         ("direct_sums", 2**63 - 5, 2**63 - 5),
         ("int64_sums", 2**63 - 5, 2**63 - 5),
@@ -213,9 +213,9 @@ def test_a_stateful_model_gets_each_request_with_its_slot_and_controls(
         ("oldest_sums", "λ" * 60, "λ" * 60),
     ],
 )
-def test_an_id_is_cast_to_the_type_of_its_control(model: str, given: int | str, told: int | str, ask: Ask) -> None:
+def test_an_id_is_cast_to_the_type_of_its_control(model: str, given: int | str, expected: int | str, ask: Ask) -> None:
     answer = ask(model, [1, 2], sequence_id=given, sequence_start=True, sequence_end=True)
-    assert answer == ([1, 2], f"0/1 {told} 111 {given} 3")
+    assert answer == ([1, 2], f"0/1 {expected} 111 {given} 3")
 
 
 @pytest.mark.parametrize("model", ["direct_net", "oldest_net", "process_net"])
@@ -260,11 +260,11 @@ def test_empty_slots_are_rows_of_the_execution_and_no_inferences(server: Server,
     """The figures are those of a real Triton 2.51 that was asked the same."""
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as client:
         for number, is_start in ((1, True), (2, True), (3, True), (3, False), (3, False), (1, False)):
-            _asked(tritonclient.http, client, model, [1, 2], sequence_id=number, sequence_start=is_start)
-        (told,) = client.get_inference_statistics(model)["model_stats"]
-    assert (told["inference_count"], told["execution_count"]) == (6, 6)
-    assert told["inference_stats"]["success"]["count"] == 6
-    assert [(each["batch_size"], each["compute_infer"]["count"]) for each in told["batch_stats"]] == [
+            _infer(tritonclient.http, client, model, [1, 2], sequence_id=number, sequence_start=is_start)
+        (statistics,) = client.get_inference_statistics(model)["model_stats"]
+    assert (statistics["inference_count"], statistics["execution_count"]) == (6, 6)
+    assert statistics["inference_stats"]["success"]["count"] == 6
+    assert [(each["batch_size"], each["compute_infer"]["count"]) for each in statistics["batch_stats"]] == [
         (1, 2),
         (2, 1),
         (3, 3),

@@ -241,8 +241,8 @@ async def everybody_is_answered(simulator: SequenceSimulator) -> None:
     await simulator.advance(IDLE_NS)
     assert simulator.clock.pending == 0
     for ticket, word in simulator.names.items():
-        (told,) = simulator.answers_to(ticket)
-        assert isinstance(told, InferResponse | Cancelled), (word, told)
-        assert not isinstance(told, HeadraceError) or isinstance(told, Cancelled)
+        (answer,) = simulator.answers_to(ticket)
+        assert isinstance(answer, InferResponse | Cancelled), (word, answer)
+        assert not isinstance(answer, HeadraceError) or isinstance(answer, Cancelled)
     ran = [ticket for instance in simulator.instances for ticket in instance.received if ticket in simulator.names]
     assert len(set(ran)) == len(ran)

@@ -215,14 +215,14 @@ def test_an_ended_id_may_restart_while_its_last_request_waits() -> None:
 def test_the_last_answer_of_a_cancelled_sequence_does_not_end_the_next_in_its_slot() -> None:
     async def scenario() -> None:
         simulator = SequenceSimulator("oldest { max_candidate_sequences: 1 }", rows=1)
-        gone, waiting = simulator.send_words("1S", "1")
+        cancelled, waiting = simulator.send_words("1S", "1")
         await simulator.settle()
         others = simulator.send_words("2S", "2E")
         waiting.cancel()
         assert [type(answer) for answer in simulator.answers_to(waiting)] == [Cancelled]
         simulator.send_words("1S", "1E")
         assert [(await simulator.step())[0][0] for _ in range(5)] == ["1S", "2S", "2E", "1S", "1E"]
-        assert all(is_answered(simulator, ticket) for ticket in (gone, *others))
+        assert all(is_answered(simulator, ticket) for ticket in (cancelled, *others))
 
     run_scenario(scenario)
 
@@ -246,12 +246,12 @@ def test_oldest_waits_for_the_answer_of_a_sequence_also_with_concurrent_calls() 
         simulator = SequenceSimulator("oldest { max_candidate_sequences: 2 }", rows=1)
         simulator.send_words("1S", "1", "2S")
         assert await simulator.running() == [["1S"]]
-        played = simulator.instances[0]
-        held, played.batch = played.batch, []
-        played.poll()
+        instance = simulator.instances[0]
+        batch, instance.batch = instance.batch, []
+        instance.poll()
         assert await simulator.step() == [["2S"]]
         assert await simulator.running() == [[]]
-        played.batch = held
+        instance.batch = batch
         assert [await simulator.step() for _ in range(2)] == [[["1S"]], [["1"]]]
 
     run_scenario(scenario)
@@ -262,12 +262,12 @@ def test_oldest_with_preserve_ordering_runs_one_batch_per_instance_at_a_time() -
         simulator = SequenceSimulator("oldest { max_candidate_sequences: 3 preserve_ordering: true }", rows=1)
         first, second = simulator.send_words("1S", "2S")
         assert await simulator.running() == [["1S"]]
-        played = simulator.instances[0]
-        held, played.batch = played.batch, []  # as a model that answers later, from another thread
-        played.poll()
+        instance = simulator.instances[0]
+        batch, instance.batch = instance.batch, []  # as a model that answers later, from another thread
+        instance.poll()
         assert await simulator.running() == [[]]
         assert not simulator.answers_to(first)
-        played.batch = held
+        instance.batch = batch
         assert [await simulator.step() for _ in range(2)] == [[["1S"]], [["2S"]]]
         assert is_answered(simulator, second)
 

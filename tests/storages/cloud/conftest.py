@@ -64,13 +64,13 @@ def _running(*words: str | Path) -> Iterator[int]:
 
 
 def _port_in(lines: Any) -> int:
-    told = ""
+    output = ""
     for line in lines:
-        told += line
+        output += line
         _, found, rest = line.partition("http://127.0.0.1:")
         if found:
             return int("".join(takewhile(str.isdigit, rest)))
-    raise AssertionError(f"the server has ended: {told}")
+    raise AssertionError(f"the server has ended: {output}")
 
 
 # ---------------------------------------------------------------------------

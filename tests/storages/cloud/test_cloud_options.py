@@ -13,7 +13,7 @@ from headrace_cloud import CloudStorageOptions
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("cache_size_mb", -1, "--cloud-cache-size-mb is -1; the least is 0"),
         ("parallel", 0, "--cloud-parallel is 0, not 1 to 64"),
@@ -24,9 +24,9 @@ from headrace_cloud import CloudStorageOptions
         ("ready_file", "a/b", "--cloud-ready-file is 'a/b', a path"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_the_range(field: str, value: object, told: str) -> None:
+def test_a_value_out_of_range_is_refused_with_the_range(field: str, value: object, message: str) -> None:
     options: dict[str, Any] = {field: value}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         CloudStorageOptions(**options)
 
 

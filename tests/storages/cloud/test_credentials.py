@@ -43,8 +43,8 @@ def _s3(url: str = "s3://bucket/models") -> Credentials:
 
 def _keys(found: Credentials) -> tuple[str, str, str | None]:
     assert found.provider is not None
-    given = found.provider()
-    return given["access_key_id"], given["secret_access_key"], given["token"]
+    keys = found.provider()
+    return keys["access_key_id"], keys["secret_access_key"], keys["token"]
 
 
 def test_the_longest_matching_prefix_applies(write_file: Callable[[Any], Path]) -> None:
@@ -83,7 +83,7 @@ def test_keys_of_the_file_are_read_again(write_file: Callable[[Any], Path]) -> N
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (f'{{"s3": "{_SECRET}"', "is no JSON"),
         ({"s3": [_SECRET]}, "'s3' is not an object"),
@@ -96,12 +96,12 @@ def test_keys_of_the_file_are_read_again(write_file: Callable[[Any], Path]) -> N
     ],
 )
 def test_a_broken_file_is_refused_by_place_and_without_its_values(
-    document: Any, told: str, write_file: Callable[[Any], Path]
+    document: Any, message: str, write_file: Callable[[Any], Path]
 ) -> None:
     write_file(document)
     with pytest.raises(ConfigError) as refusal:
         _s3()
-    assert told in refusal.value.message
+    assert message in refusal.value.message
     assert _SECRET not in refusal.value.message
 
 
@@ -232,7 +232,7 @@ def test_the_credential_file_names_key_files_of_google(write_file: Callable[[Any
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "GOOGLE_APPLICATION_CREDENTIALS cannot be read: No such file"),
         (f"{_SECRET}", "is no key file of Google"),
@@ -240,7 +240,7 @@ def test_the_credential_file_names_key_files_of_google(write_file: Callable[[Any
     ],
 )
 def test_a_broken_key_file_is_refused_and_not_quoted(
-    text: str | None, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    text: str | None, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "key.json"
     if text is not None:
@@ -248,7 +248,7 @@ def test_a_broken_key_file_is_refused_and_not_quoted(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     with pytest.raises(ConfigError) as refusal:
         google_credentials("gs://bucket/models")
-    assert told in refusal.value.message
+    assert message in refusal.value.message
     assert _SECRET not in refusal.value.message
 
 

@@ -38,7 +38,7 @@ def storage(s3: FaultyS3) -> Iterator[Storage]:
     found.close()
 
 
-def _told(s3: FaultyS3, call: Callable[[], object], kind: type[HeadraceError]) -> str:
+def _error_message(s3: FaultyS3, call: Callable[[], object], kind: type[HeadraceError]) -> str:
     """Return the message of the error, without the end that all have."""
     with pytest.raises(HeadraceError) as caught:
         call()
@@ -65,14 +65,14 @@ def test_a_refusal_has_the_text_of_the_server(
     status: int, code: str, kind: type[HeadraceError], requests: int, s3: FaultyS3, storage: Storage
 ) -> None:
     s3.fault = lambda request: request.answer(status, error(code, "Its words."))
-    message = _told(s3, storage.models, kind)
+    message = _error_message(s3, storage.models, kind)
     assert message == f"listing 'models' failed. The storage answered: {status} {code}: Its words."
     assert len(s3.requests) == requests  # what cannot get better is not asked again
 
 
 def test_a_redirect_to_another_region_is_named(s3: FaultyS3, storage: Storage) -> None:
     s3.fault = lambda request: request.answer(301, error("PermanentRedirect", "Use the endpoint."))
-    assert "set AWS_DEFAULT_REGION to its region" in _told(s3, storage.models, Unavailable)
+    assert "set AWS_DEFAULT_REGION to its region" in _error_message(s3, storage.models, Unavailable)
 
 
 def test_no_signature_follows_a_redirect_to_another_host(s3: FaultyS3, storage: Storage) -> None:
@@ -87,7 +87,7 @@ def test_no_signature_follows_a_redirect_to_another_host(s3: FaultyS3, storage: 
             return request.answer(403, error("AccessDenied", "No."))
 
         other.fault = note
-        _told(s3, storage.models, LoadError)
+        _error_message(s3, storage.models, LoadError)
     assert seen == [None]
 
 
@@ -144,7 +144,7 @@ def test_a_file_without_authorities_is_refused(content: bytes | None, why: str, 
 def test_a_slow_server_fails_within_twice_the_limit(s3: FaultyS3) -> None:
     s3.fault = lambda request: s3.ending.wait(30)
     with contextlib.closing(open_storage(s3.url, timeout_s=0.5)) as storage:
-        message = _told(s3, storage.models, Unavailable)
+        message = _error_message(s3, storage.models, Unavailable)
     assert message == "listing 'models' failed. The storage failed: it has not answered within --cloud-timeout-s."
     assert len(s3.requests) <= 3
 
@@ -155,7 +155,7 @@ def test_a_closed_connection_is_reported(s3: FaultyS3, storage: Storage) -> None
         return True
 
     s3.fault = close
-    assert "it closed the connection" in _told(s3, storage.models, Unavailable)
+    assert "it closed the connection" in _error_message(s3, storage.models, Unavailable)
 
 
 def test_a_large_object_in_one_response_may_be_slow(
@@ -217,7 +217,7 @@ def test_an_incomplete_file_is_an_error_and_is_removed(s3: FaultyS3, storage: St
         return not request.is_listing
 
     s3.fault = send_half
-    _told(s3, lambda: storage.fetch("m", ["1/weights"], new_directories(tmp_path)), Unavailable)
+    _error_message(s3, lambda: storage.fetch("m", ["1/weights"], new_directories(tmp_path)), Unavailable)
     for folder in (tmp_path, Path(os.environ["TRITON_AWS_MOUNT_DIRECTORY"])):
         assert [path for path in folder.rglob("*") if path.is_file()] == []
 
@@ -227,11 +227,11 @@ def test_a_file_that_has_changed_since_the_listing_is_not_loaded(
 ) -> None:
     assert storage.fingerprint("m")
     s3.put({"m/1/weights": b"abcdefghij"})
-    asked: list[str | None] = []
-    s3.fault = lambda request: asked.append(request.headers["If-Match"]) or False  # type: ignore[func-returns-value]
+    tags: list[str | None] = []
+    s3.fault = lambda request: tags.append(request.headers["If-Match"]) or False  # type: ignore[func-returns-value]
     with pytest.raises(LoadError, match="'m/1/weights' has changed since it was listed"):
         storage.fetch("m", ["1/weights"], new_directories(tmp_path))
-    assert asked == [etag(MODEL["m/1/weights"])]
+    assert tags == [etag(MODEL["m/1/weights"])]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_panic_in_obstore_is_a_storage_error(s3: FaultyS3, monkeypatch: pytest
     monkeypatch.setattr(s3_credentials, "_KEY", re.compile(".*", re.DOTALL))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "line\nbreak")
     storage = open_storage(s3.url)
-    assert "failed. The storage failed: called" in _told(s3, storage.models, Unavailable)
+    assert "failed. The storage failed: called" in _error_message(s3, storage.models, Unavailable)
 
 
 def test_keys_broken_at_run_time_are_reported(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

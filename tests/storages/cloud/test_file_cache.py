@@ -345,23 +345,23 @@ def _reads(s3: FaultyS3) -> int:
 def test_two_processes_download_a_file_once_and_a_killed_one_is_replaced(
     s3: FaultyS3, storage: Storage, tmp_path: Path
 ) -> None:
-    asked, gate = threading.Semaphore(0), threading.Event()
+    started, gate = threading.Semaphore(0), threading.Event()
 
     def hold(request: Handler) -> bool:
         if not request.is_listing:
-            asked.release()
+            started.release()
             gate.wait()
         return False
 
     s3.fault = hold
     with _fetching(s3, tmp_path / "a") as killed:
         for _ in range(2):  # parts
-            asked.acquire()
+            started.acquire()
         with _fetching(s3, tmp_path / "b") as waiting:
             assert waiting.stdout is not None
             assert waiting.stdout.readline() == "fetching\n"
             killed.kill()  # in the middle of its download, with the lock
-            asked.acquire()
+            started.acquire()
             gate.set()
             found = Path(waiting.stdout.read().strip())
         assert (found / "1/w").read_bytes() == s3.objects["models/m/1/w"]
@@ -372,18 +372,18 @@ def test_two_processes_download_a_file_once_and_a_killed_one_is_replaced(
 
 
 def test_files_of_a_killed_server_are_removed_at_the_next_start(s3: FaultyS3, tmp_path: Path) -> None:
-    asked, gate = threading.Event(), threading.Event()
+    started, gate = threading.Event(), threading.Event()
 
     def hold(request: Handler) -> bool:
         if not request.is_listing:
-            asked.set()
+            started.set()
             gate.wait()
         return False
 
     s3.fault = hold
     folder = Path(os.environ["TRITON_AWS_MOUNT_DIRECTORY"]) / f"headrace-cloud-{os.geteuid()}" / "partial"
     with _fetching(s3, tmp_path / "a") as process:
-        asked.wait()
+        started.wait()
         assert len(list(folder.iterdir())) == 1
         open_storage(s3.url)  # a server that starts meanwhile removes nothing
         assert len(list(folder.iterdir())) == 1

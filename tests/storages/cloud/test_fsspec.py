@@ -56,7 +56,7 @@ def test_other_servers_than_the_three_clouds_must_be_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("memory://x::file:///etc", "'::', by which fsspec opens one URL through another"),
         ("memory://user:secret@host/models", "has a user or a password, which do not belong there"),
@@ -65,10 +65,10 @@ def test_other_servers_than_the_three_clouds_must_be_allowed() -> None:
         ("nothing://user:secret@host/models", "no plugin provides storage 'nothing'"),
     ],
 )
-def test_a_url_with_credentials_or_queries_is_refused_without_repeating_them(url: str, told: str) -> None:
+def test_a_url_with_credentials_or_queries_is_refused_without_repeating_them(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         open_storage(url, schemes="http, MEMORY")
-    assert told in refusal.value.message
+    assert message in refusal.value.message
     assert "secret" not in refusal.value.message
 
 

@@ -24,22 +24,22 @@ class Kept(ObjectStore):
     identity = "kept"
 
     def __init__(self, *paths: str, modified_s: float = 1.0) -> None:
-        self.kept = {path: StoredObject(path, 1, "tag", modified_s) for path in paths}
+        self.stored = {path: StoredObject(path, 1, "tag", modified_s) for path in paths}
         self.listings: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
 
     def change(self, path: str, tag: str = "new", modified_s: float = 1.0, size: int = 1) -> None:
-        self.kept[path] = StoredObject(path, size, tag, modified_s)
+        self.stored[path] = StoredObject(path, size, tag, modified_s)
 
     def _below(self, folder: str) -> list[StoredObject]:
-        return [each for path, each in self.kept.items() if not folder or path.startswith(f"{folder}/")]
+        return [each for path, each in self.stored.items() if not folder or path.startswith(f"{folder}/")]
 
     def folders(self) -> list[str]:
-        return sorted({path.partition("/")[0] for path in self.kept if "/" in path})
+        return sorted({path.partition("/")[0] for path in self.stored if "/" in path})
 
     def exists(self, each: StoredObject) -> bool:
-        return each.path in self.kept
+        return each.path in self.stored
 
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
         raise NotImplementedError
@@ -99,9 +99,9 @@ def test_waiting_callers_share_one_listing() -> None:
     listing = _listing(store)
     store.gate.clear()
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(listing.models) for _ in range(8)]
+        listings = [pool.submit(listing.models) for _ in range(8)]
         store.gate.set()
-        assert [each.result() for each in asked] == [["m"]] * 8
+        assert [each.result() for each in listings] == [["m"]] * 8
     assert 1 <= len(store.listings) < 8
     listing.models()  # no call waits: the answer is not from the past
     count = len(store.listings)
@@ -147,7 +147,7 @@ def test_a_model_that_lost_a_file_is_listed_twice(monkeypatch: pytest.MonkeyPatc
     store = Kept("m/1/weights", "m/config.pbtxt")
     listing = _listing(store, settle_s=5)
     listing.models()
-    del store.kept["m/config.pbtxt"]  # somebody removes file by file
+    del store.stored["m/config.pbtxt"]  # somebody removes file by file
     listing.models()
     assert set(listing.files("m")) == {"1/weights", "config.pbtxt"}
     now += 6
@@ -168,9 +168,9 @@ def test_a_model_is_complete_when_its_ready_file_is_the_newest() -> None:
     store.change("m/_READY", modified_s=3.0)
     listing.models()
     assert listing.files("m")["1/weights"].tag == "new"
-    del store.kept["m/_READY"]
+    del store.stored["m/_READY"]
     assert listing.models() == ["m"]
-    del store.kept["m/1/weights"]
+    del store.stored["m/1/weights"]
     assert listing.models() == []
 
 

@@ -34,7 +34,7 @@ def test_a_url_names_a_prefix_of_a_bucket(url: str, location: Location) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("s3://", "names no bucket"),
         ("s3://minio:9000", "names no bucket"),
@@ -52,14 +52,14 @@ def test_a_url_names_a_prefix_of_a_bucket(url: str, location: Location) -> None:
         ("as://account:1/container", "names 'account:1', which cannot be"),
     ],
 )
-def test_another_url_is_refused_with_the_rule(url: str, told: str) -> None:
+def test_another_url_is_refused_with_the_rule(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parse_url(url)
-    assert told in refusal.value.message
+    assert message in refusal.value.message
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("s3://key:secret@host:9000/bucket", "credentials do not belong in a URL"),
         ("s3://https://key:secret@host/b", "credentials do not belong in a URL"),
@@ -68,10 +68,10 @@ def test_another_url_is_refused_with_the_rule(url: str, told: str) -> None:
         ("gs://http://key:secret@host/b", "'gs://http://...' names a server"),
     ],
 )
-def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, told: str) -> None:
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parse_url(url)
-    assert told in refusal.value.message
+    assert message in refusal.value.message
     assert "secret" not in refusal.value.message
 
 

@@ -110,11 +110,9 @@ class _Graph:
     def check(self) -> Iterator[Problem]:
         """Check that inputs are used, outputs are written, and no other tensor is unused."""
         name = self._config.name
-        for index, tensor in enumerate(self._config.input):
-            if not self._is_known(tensor.name):
-                yield Problem(
-                    f"input[{index}].name", f"ensemble input '{tensor.name}' for ensemble {name}' is not used"
-                )
+        for index, io in enumerate(self._config.input):
+            if not self._is_known(io.name):
+                yield Problem(f"input[{index}].name", f"ensemble input '{io.name}' for ensemble {name}' is not used")
         for index, output in enumerate(self._config.output):
             if not self._is_known(output.name):
                 yield Problem(
