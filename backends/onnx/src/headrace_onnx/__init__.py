@@ -4,8 +4,8 @@ A model is a directory with a version in it, and the version holds the graph::
 
     models/digits/1/model.onnx
 
-That is enough: inputs, outputs, ``max_batch_size`` and dynamic batching are read from the graph.
-A ``config.pbtxt`` beside the version may say more; these are the settings that belong to ONNX::
+That is enough: inputs, outputs, ``max_batch_size`` and dynamic batching are read from the graph. These settings in a
+``config.pbtxt`` are for ONNX Runtime::
 
     backend: "onnxruntime"                                     # or platform: "onnxruntime_onnx"
     parameters { key: "intra_op_thread_count" value { string_value: "2" } }

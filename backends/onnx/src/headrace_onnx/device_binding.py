@@ -1,7 +1,7 @@
-"""Tensors of a GPU for one session: inputs are bound by their addresses, and outputs stay where they were computed.
+"""Binds tensors on a GPU for one session: inputs by their addresses, and outputs in the memory of the engine.
 
-ONNX Runtime computes on a stream of its own, and waits for it: outputs are complete when a run returns. It does not
-wait for other streams. So inputs are complete before a run begins: a stream of ours waits for their writers.
+ONNX Runtime computes on its own stream, and waits for it, so outputs are complete when a run returns. It does not wait
+for other streams. So before a run, a stream of this module waits for the writers of the inputs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ELEMENTS: Mapping[np.dtype[Any], int] = {
 }
 _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 _BYTE = 2
-#: Kernels read at most 16 bytes at once, from addresses that are multiples of it.
+#: Kernels read at most 16 bytes at once, from multiples of 16.
 _ALIGNMENT = 16
-#: Rows of at least this many bytes are copied to the device one by one: as fast as a copy in the host's memory alone.
+#: Rows of at least this many bytes are copied to the device one by one, as fast as they could be joined on the host.
 _LARGE_BYTES = 1 << 16
-#: An array of at least this many bytes is not copied by the engine, which keeps the interpreter's lock meanwhile.
+#: The engine does not copy an array of at least this many bytes, since it holds the interpreter's lock meanwhile.
 _LONG_BYTES = 1 << 20
 #: CUDA, in DLPack's numbers.
 _CUDA = 2
@@ -47,7 +47,7 @@ _CUDA = 2
 class OrtMemory:
     """The memory of an OrtValue on a device: a `headrace_engines.AddressedMemory`.
 
-    ``owners`` are kept with it: the session, which owns the allocator, and an input whose memory the value shares.
+    It keeps ``owners`` alive: the session, which owns the allocator, and an input with the same memory.
     """
 
     __slots__ = ("_address", "_library", "_owners", "device", "value")
@@ -71,8 +71,8 @@ class OrtMemory:
 
 
 class OrtTensor(AddressedTensor):
-    """A whole result. The engine copies a small one to the host: it keeps the interpreter's lock, and to get that back
-    would take longer beside a busy event loop."""
+    """A whole result. The engine copies a small one to the host, holding the interpreter's lock, since reacquiring it
+    beside a busy event loop would take longer."""
 
     __slots__ = ()
 
@@ -95,10 +95,10 @@ class DeviceBinding:
         #: Makes an OrtValue with memory of the session, or of the whole process in versions before 1.31.
         self.make = getattr(session, "create_ortvalue_from_shape_and_type", ort_value.ortvalue_from_shape_and_type)
         self.device = library.kind, number
-        #: The engine's name and number of the device. Tests use a stand-in in the memory of the host.
+        #: The engine's name and number of the device. Tests have one in the memory of the host.
         self.where = ("cuda" if library.kind == _CUDA else "cpu"), number
         library.use(number)
-        #: Of copies. It also waits for the writers of inputs.
+        #: The stream of copies, which also waits for the writers of inputs.
         self.stream = library.new_stream()
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class DeviceBinding:
 
 
 class Execution:
-    """The tensors of one execution. ``binding`` is the engine's. Its inputs are kept until `end`."""
+    """The tensors of one execution. ``binding`` is the engine's object. Inputs are kept alive until `end`."""
 
     def __init__(self, device: DeviceBinding) -> None:
         self.binding: Any = device.session.io_binding()
@@ -117,7 +117,7 @@ class Execution:
         self._is_pending = False
 
     def input(self, name: str, tensor: npt.NDArray[Any] | DeviceTensor | StackedTensors) -> None:
-        """Bind ``tensor`` to the input ``name``, where it lies if that is possible. Call `begin` after the last one."""
+        """Bind ``tensor`` to the input ``name``, if possible without a copy. Call `begin` after the last input."""
         if isinstance(tensor, np.ndarray) and tensor.nbytes < _LONG_BYTES:
             self._array(name, tensor)
             return
@@ -135,7 +135,7 @@ class Execution:
     def begin(self) -> None:
         """Wait until the inputs are complete. Blocks."""
         if self._is_pending:
-            self._device.library.use(self._device.number)  # again: an engine may have changed it
+            self._device.library.use(self._device.number)  # an engine may have changed the current device
             self._device.library.finish(self._stream)
             self._is_pending = False
 
@@ -163,7 +163,7 @@ class Execution:
             self.binding.bind_cpu_input(name, array)
 
     def _address_of(self, part: npt.NDArray[Any] | DeviceTensor) -> int | None:
-        """Return the address of ``part`` on the device. None if it is elsewhere, or has gaps."""
+        """Return the address of ``part``; None if it is not on the device, or has gaps."""
         if not isinstance(part, DeviceTensor) or part.__dlpack_device__() != self._device.device or not part.nbytes:
             return None
         capsule: Any = part.__dlpack__(stream=self._stream)
@@ -174,13 +174,13 @@ class Execution:
         return address
 
     def _joined(self, parts: Sequence[Any], addresses: Sequence[int | None], size: int) -> int:
-        """Return the address of new memory with a copy of ``parts``, one behind the other: ``size`` bytes."""
+        """Return the address of ``size`` bytes of new memory with the concatenated ``parts``."""
         device, stream = self._device, self._stream
         value = device.make([size], _BYTE, *device.where)
         first = target = int(value.data_ptr())
         sources: list[Any] = [value]
         self._memory[first] = sources
-        device.library.use(device.number)  # again: an engine may have changed it
+        device.library.use(device.number)  # an engine may have changed the current device
         self._is_pending = True
         for part, address in zip(parts, addresses, strict=True):
             if address is not None:

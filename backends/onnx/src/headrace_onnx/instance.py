@@ -37,8 +37,8 @@ _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 class Plan:
     """The steps around ``Run``, decided at load from config and graph.
 
-    ``scalar_outputs`` maps outputs of rank 0 to the dims in the config. If ``repeats``, it may never end, and does not
-    run on the event loop.
+    ``scalar_outputs`` maps outputs of rank 0 to the dims in the config. ``repeats``: a run may never end, so it is not
+    for the event loop.
     """
 
     outputs: list[str]
@@ -84,7 +84,7 @@ class OnnxInstance(Instance):
         feed = inputs if self._is_plain else self._feed(inputs)
         try:
             results = self._run(self._names, feed, self._options)
-        except Exception as error:  # pybind raises classes of its own
+        except Exception as error:  # pybind has its own exception classes
             raise failure(error) from error
         outputs = dict(zip(self._names, results, strict=True))
         if not self._is_plain:
@@ -177,7 +177,7 @@ class DeviceInstance(OnnxInstance):
 
 
 def text_array(name: str, tensor: Tensor) -> npt.NDArray[np.object_]:
-    """Return ``tensor`` as an object array of ``str``, which is what the engine takes.
+    """Return ``tensor`` as an object array of ``str``, the engine's type.
 
     Boxes every string. Raises `InvalidArgument` naming the element that is not UTF-8.
     """
@@ -203,7 +203,7 @@ def failure(error: Exception) -> HeadraceError:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """Return the elements of an OrtValue. BF16 is copied from its memory: NumPy has no such type."""
+    """Return the elements of an OrtValue. BF16, which NumPy lacks, is copied from its memory."""
     array: npt.NDArray[Any]
     if value.data_type() != "tensor(bfloat16)":
         array = value.numpy()

@@ -83,7 +83,7 @@ _ARENA_GROWTH = ("kNextPowerOfTwo", "kSameAsRequested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """The parameters of one model for ONNX Runtime. A thread count of 0 lets Headrace choose."""
+    """The parameters of one model for ONNX Runtime. For a thread count of 0, Headrace chooses."""
 
     #: Threads within one operator. 0: the cores of this process divided among the CPU instances.
     intra_op_thread_count: int = 0
@@ -155,11 +155,10 @@ def check_options(accelerator: str, options: Mapping[str, str], known: frozenset
 
 
 def place_files(model: Model, options: Mapping[str, str]) -> dict[str, str]:
-    """Return ``options`` of a provider with every path in it absolute: a relative one counts from the version's
-    directory.
+    """Return ``options`` of a provider with absolute paths. Relative paths are below the version's directory.
 
-    Raises `ConfigError` for one that leaves the model's directory, and, if the config came with a load request, for one
-    that loads code or names further files.
+    Raises `ConfigError` for a path outside of the model's directory. If the config came with a load request, it also
+    refuses options that load code or name further files.
     """
     for key in options:
         if key in _REPOSITORY_ONLY:
@@ -179,7 +178,7 @@ def _path(model: Model, key: str, value: str) -> str:
 
 
 def _below(folder: Path, path: str) -> str:
-    """Return ``path`` as it is seen from ``folder``, if it begins with it, with or without links followed."""
+    """Return ``path`` relative to ``folder``, before or after following links; ``path`` itself if it is outside."""
     for top in (folder.absolute(), folder.resolve()):
         if Path(path).is_relative_to(top):
             return str(Path(path).relative_to(top))
@@ -192,17 +191,17 @@ def _paths(model: Model, key: str, value: str) -> str:
 
 
 def _name(model: Model, key: str, value: str) -> str:
-    """Part of a file's name, which stays so."""
+    """Return the part of a file's name, unchanged."""
     _path(model, key, f"x/{value}")
     return value
 
 
 def _json(model: Model, key: str, value: str) -> str:
-    """Settings as JSON, or the file that has them."""
+    """Return settings as JSON, or the path of their file."""
     return value if value.lstrip().startswith("{") else _path(model, key, value)
 
 
-#: The options that name files, and how.
+#: The options that name files, and the function for each.
 _PLACED: Mapping[str, Callable[[Model, str, str], str]] = {
     "trt_engine_cache_path": _path,
     "trt_timing_cache_path": _path,

@@ -93,10 +93,9 @@ _TENSORRT_PASSED = frozenset(
 
 
 def device_of(onnxruntime: Any, model: Model) -> Device:
-    """Return the device on which the instance really runs.
+    """Return the device on which the instance runs.
 
-    A group that did not ask for GPUs (KIND_AUTO) runs on the CPU where the engine has no CUDA;
-    one that did is a `LoadError`.
+    If the engine has no CUDA, a group of KIND_AUTO runs on the CPU. Raises `LoadError` for a group of KIND_GPU.
     """
     if model.device.kind != "gpu":
         return Device("cpu")

@@ -25,7 +25,7 @@ log = logging.getLogger("headrace.onnxruntime")
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 _BUILD_PATH = re.compile(r"(?<![^\s:])[^\s:]+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")  # older engines write "failed:<path>"
 
-#: From here on the engine takes weights of every part of a graph from memory; 1.24 fails for those of branches.
+#: The first version that accepts weights of all parts of a graph from memory; 1.24 fails for weights of branches.
 _COPIES_WEIGHTS = (1, 31)
 
 _pool_lock = threading.Lock()
@@ -168,7 +168,7 @@ def _register_libraries(options: Any, model: Model) -> None:
         try:
             with in_memory(path):  # the dynamic loader reads it under the interpreter's lock
                 options.register_custom_ops_library(str(path))
-        except Exception as error:  # pybind raises classes of its own
+        except Exception as error:  # pybind has its own exception classes
             raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
 
 
@@ -187,9 +187,9 @@ def _open(
             contents = [opened.enter_context(_contents(model, path, name)) for name in names]
             options.add_external_initializers_from_files_in_memory(names, contents, [len(each) for each in contents])
         try:
-            # The engine's own fallback would print to stdout and run elsewhere than asked.
+            # The engine's own fallback would print to stdout and run on another device than configured.
             session = onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)
-        except Exception as error:  # pybind raises classes of its own
+        except Exception as error:  # pybind has its own exception classes
             reason = reword(error).replace(f"Load model from {path} failed:", "")
             raise LoadError(f"unable to load model '{model.name}': '{path}': {reason}") from error
     return OpenedSession(session, repeats)

@@ -5,7 +5,7 @@ A model is a directory with a version in it, and the version holds the graph and
     models/digits/1/model.xml
     models/digits/1/model.bin
 
-Inputs, outputs, ``max_batch_size`` and dynamic batching are read from the graph. A ``config.pbtxt`` may say more::
+Inputs, outputs, ``max_batch_size`` and dynamic batching are read from the graph. Settings in a ``config.pbtxt``::
 
     backend: "openvino"
     default_model_filename: "model.onnx"    # what else OpenVINO reads

@@ -16,7 +16,7 @@ class OpenVino(Backend):
 
     name = "openvino"
     Parameters = Parameters
-    devices = ("cpu",)  # TARGET_DEVICE says where OpenVINO runs
+    devices = ("cpu",)  # TARGET_DEVICE selects OpenVINO's device
     dtypes = tuple(dtype for dtype in dtypes.ALL if dtype is not dtypes.BYTES)
     rungs = (Instance,)
     engine_fields = ()

@@ -54,7 +54,7 @@ def compile_model(model: Model) -> CompiledGraph:
     rows = fixed_batch(opened, model.config)
     try:
         compiled = core.compile_model(opened, parameters.target_device, _properties(model))
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         raise LoadError(
             f"unable to load model '{model.name}' on device '{one_line(parameters.target_device)}': {reword(error)}"
         ) from error
@@ -69,9 +69,9 @@ def compile_model(model: Model) -> CompiledGraph:
 
 
 def without_dropped_inputs(config: ModelConfig, graph: Graph) -> ModelConfig:
-    """Return the config without the inputs that OpenVINO has dropped from the graph: it does not use their values.
+    """Return the config without the inputs that OpenVINO has dropped from the graph because it does not use them.
 
-    If it lacks an input of the graph, it is returned as it is: then a name is wrong.
+    If the config lacks an input of the graph, a name is wrong, and the config is returned unchanged.
     """
     named = {io.name for io in config.input}
     configured = Graph.of_config(config).inputs
@@ -109,12 +109,12 @@ def instances_of(model: Model) -> int:
 
 
 def _is_apart(model: Model) -> bool:
-    """True if an instance has a process of its own, and shares nothing."""
+    """True if each instance has its own process, and shares nothing."""
     return read_isolation(model.config.parameters) == "process"
 
 
 def _require_devices(core: Any, model: Model) -> None:
-    """Raise `LoadError` for a device that is not there, with those that are."""
+    """Raise `LoadError` for a missing device, with the list of devices."""
     device = model.parameters.target_device
     lead = f"unable to load model '{model.name}' on device '{one_line(device)}'"
     group, colon, names = device.partition(":")
@@ -124,9 +124,9 @@ def _require_devices(core: Any, model: Model) -> None:
     if device in ("MULTI", "HETERO"):
         raise LoadError(f"{lead}: it is made of devices, which must be named: {device}:{','.join(available)}")
     for name in names.split(",") if colon else [group]:
-        bare = name.partition("(")[0]  # behind it: how many requests MULTI gives it
+        bare = name.partition("(")[0]  # followed by its number of requests, for MULTI
         is_there = bare in available or bare in {each.partition(".")[0] for each in available}
-        if not is_there and not name.startswith("-"):  # AUTO:-GPU is AUTO without GPU, whether there is one or not
+        if not is_there and not name.startswith("-"):  # AUTO:-GPU is valid without a GPU
             raise LoadError(f"{lead}: there is no '{one_line(bare)}' here, only {', '.join(available)}")
 
 
@@ -145,16 +145,16 @@ def _properties(model: Model) -> dict[str, Any]:
     if parameters.num_streams:
         found["NUM_STREAMS"] = parameters.num_streams
     elif is_cpu and not parameters.performance_hint:
-        # Instances execute side by side in streams of the compiled model that they share, or else one after the other.
+        # Instances share a compiled model, and execute at the same time only if it has a stream for each.
         found["NUM_STREAMS"] = instances_of(model)
     threads = parameters.inference_num_threads
     if is_cpu and not threads:
-        # Of all streams together.
+        # The threads of all streams together.
         threads = threads_per_instance(model.config, 1) if _is_apart(model) else available_cores()
         log.info("model '%s' runs on %d threads", model.name, threads)
     if threads:
         found["INFERENCE_NUM_THREADS"] = threads
-    # Left alone, some CPUs compute an FP32 graph in BF16.
+    # By default, OpenVINO computes an FP32 graph in BF16 on some CPUs.
     if parameters.hint_bf16 or is_cpu or parameters.target_device.startswith("BATCH:CPU"):
         found["INFERENCE_PRECISION_HINT"] = "bf16" if parameters.hint_bf16 else "f32"
     elif _may_choose_cpu(parameters.target_device):

@@ -12,9 +12,9 @@ from headrace_openvino.tile_repair import repair_tiles
 
 
 def open_model(core: Any, model: Model) -> Any:
-    """Return the ``openvino.Model`` of the version's file, with the shapes that config and parameters say.
+    """Return the ``openvino.Model`` of the version's file, with the shapes of config and parameters.
 
-    Raises `LoadError` naming the file at fault, or the parameter by which a graph cannot have such shapes.
+    Raises `LoadError` naming the file at fault, or the parameter that the graph does not support.
     """
     opened = read_model(core, model)
     repair_tiles(opened)
@@ -26,7 +26,7 @@ def open_model(core: Any, model: Model) -> Any:
 
 
 def _give_dims(opened: Any, model: Model) -> None:
-    """Give the inputs the dims of the config; the batch axis stays."""
+    """Set the dims of the inputs to those of the config, except the batch axis."""
     skipped = 1 if model.config.max_batch_size > 0 else 0
     dims = {io.name: [*(io.reshape.shape if io.HasField("reshape") else io.dims)] for io in model.config.input}
     shapes = {
@@ -37,14 +37,14 @@ def _give_dims(opened: Any, model: Model) -> None:
     }
     try:
         opened.reshape(shapes)
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         raise LoadError(f"unable to load model '{model.name}': RESHAPE_IO_LAYERS: {reword(error)}") from error
 
 
 def _free_batch(opened: Any, model: Model) -> None:
     """Make the first axis of all inputs variable, if the file has fixed it at one number and the config batches.
 
-    At ``max_batch_size`` it stays: then it is what the graph was made for.
+    A batch axis of ``max_batch_size`` stays, because the graph was made for it.
     """
     if model.config.max_batch_size <= 0 or fixed_batch(opened, model.config):
         return
@@ -56,7 +56,7 @@ def _free_batch(opened: Any, model: Model) -> None:
         return
     try:
         opened.reshape({port: [-1, *list(shape)[1:]] for port, shape in zip(opened.inputs, shapes, strict=True)})
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         raise LoadError(
             f"unable to load model '{model.name}': the graph is made for batches of {rows.pop()} and no others, which "
             f"max_batch_size {model.config.max_batch_size} asks for: {reword(error)}"

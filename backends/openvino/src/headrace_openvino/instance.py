@@ -1,4 +1,4 @@
-"""The executions of an instance: infer requests of its own on the compiled model, which all instances share."""
+"""Executes a compiled model, which all instances share, by infer requests of one instance."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OpenVinoInstance(Instance):
                 arrays.append((array, view))
                 request.set_input_tensor(index, view)
             results = [array.copy() for array in request.infer(share_outputs=True).to_tuple()]
-        except Exception as error:  # pybind raises classes of its own
+        except Exception as error:  # pybind has its own exception classes
             raise BackendError(reword(error), Code.INTERNAL) from error
         finally:
             self._idle.put(request)

@@ -8,17 +8,17 @@ from typing import Any
 from headrace import LoadError, Model, in_memory, one_line
 from headrace_engines import read_libraries
 
-#: The starts of those lines of an error that name OpenVINO's own source.
+#: The prefixes of lines of an error that name OpenVINO's own source.
 _PLACES = ("Exception from ", "Check '")
 
 
 def load_engine() -> Any:
-    """Return the module ``openvino``; raises `LoadError` saying how to install it.
+    """Return the module ``openvino``. Raises `LoadError` with the command that installs it.
 
-    Its import would start telemetry: a fork of the server that sends data to the maker, and files in the home
+    Its import would start telemetry: a fork of the server that sends data to the vendor, and files in the home
     directory. So the package of the telemetry is made unimportable first.
     """
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # how Python is told so
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes a module unimportable
     read_libraries("openvino", "", "libs")
     try:
         import openvino
@@ -51,7 +51,7 @@ def _add_extension(core: Any, model: Model) -> None:
     try:
         with in_memory(path):  # the dynamic loader reads it under the interpreter's lock
             core.add_extension(str(path))
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
 
 

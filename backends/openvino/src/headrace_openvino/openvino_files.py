@@ -15,11 +15,11 @@ from headrace import LoadError, Model
 from headrace_engines import check_onnx_references
 from headrace_openvino.openvino_api import reword
 
-#: Endings of the names of files that are whole models, or have at their side what they need.
+#: Suffixes of files that are whole models, or have their weights beside them.
 _ENDINGS = (".xml", ".onnx", ".pb", ".pdmodel", ".tflite")
 _SAVED_MODEL = "saved_model.pb"
-#: In the error for a graph that OpenVINO has read, and cannot convert as a whole. Only such a graph is read from
-#: memory: there OpenVINO loops for ever over nodes that form a circle, which it refuses by path.
+#: A part of the error for a graph that OpenVINO has read, and cannot convert as a whole. Only such a graph is then read
+#: from memory, where OpenVINO never returns for a cycle of nodes; by path, it refuses a cycle.
 _UNCONVERTED = "wasn't fully converted"
 #: Marks a folder of PaddlePaddle, whose variables are files with any name.
 _PADDLE = "__model__"
@@ -33,7 +33,7 @@ def read_model(core: Any, model: Model) -> Any:
     lead = f"unable to load model '{model.name}': '" + "', '".join(files) + "':"
     try:
         opened = core.read_model(*files)
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         is_unconverted = path.suffix == ".onnx" and not beside and _UNCONVERTED in str(error)
         opened = _read_bytes(core, path) if is_unconverted else None
         if opened is None:
@@ -50,7 +50,7 @@ def _read_bytes(core: Any, path: Path) -> Any:
     """
     try:
         return core.read_model(path.read_bytes())
-    except Exception:  # pybind raises classes of its own
+    except Exception:  # pybind has its own exception classes
         return None
 
 

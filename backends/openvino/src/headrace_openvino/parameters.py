@@ -16,7 +16,7 @@ class Parameters:
 
     #: The device of the model, by OpenVINO's name: ``CPU``, ``GPU``, ``NPU``, ``AUTO``, ``HETERO:GPU,CPU`` and so on.
     target_device: str = field(default="CPU", metadata={"key": "TARGET_DEVICE"})
-    #: ``LATENCY`` or ``THROUGHPUT``; OpenVINO's default unless said.
+    #: ``LATENCY`` or ``THROUGHPUT``; empty for OpenVINO's default.
     performance_hint: str = field(default="", metadata={"key": "PERFORMANCE_HINT"})
     #: Threads of all instances of a version together. 0: on the CPU the cores of this process.
     inference_num_threads: int = field(default=0, metadata={"key": "INFERENCE_NUM_THREADS"})
@@ -24,9 +24,9 @@ class Parameters:
     compilation_num_threads: int = field(default=0, metadata={"key": "COMPILATION_NUM_THREADS"})
     #: True: operators may compute in BF16. False: the CPU computes in FP32.
     hint_bf16: bool = field(default=False, metadata={"key": "HINT_BF16"})
-    #: Executions side by side: a number, ``AUTO`` or ``NUMA``. OpenVINO chooses unless said.
+    #: Concurrent executions: a number, ``AUTO`` or ``NUMA``. If it is empty, OpenVINO chooses.
     num_streams: str = field(default="", metadata={"key": "NUM_STREAMS"})
-    #: ``YES``: the batch axis stays as the file has it. Otherwise one that is fixed at another number than
+    #: ``YES``: the batch axis is the file's. Otherwise one that is fixed at another number than
     #: ``max_batch_size`` is made variable.
     skip_dynamic_batchsize: bool = field(default=False, metadata={"key": "SKIP_OV_DYNAMIC_BATCHSIZE"})
     #: True: the graph's inputs get the dims of the config before it is compiled.

@@ -49,7 +49,7 @@ def graph_of(opened: Any, config: ModelConfig) -> Graph:
 
 
 def with_resolved_dims(graph: Graph, compiled: Any, config: ModelConfig) -> Graph:
-    """Return ``graph`` with the dims of outputs that only the compiled model has, where the config has them too.
+    """Return ``graph`` with dims of outputs that only the compiled model has, if the config has the same.
 
     A config that was completed from the file has -1 there.
     """
@@ -65,8 +65,8 @@ def with_resolved_dims(graph: Graph, compiled: Any, config: ModelConfig) -> Grap
 def port_names(opened: Any, config: ModelConfig) -> tuple[list[str], list[str]]:
     """Return the names of all inputs and of all outputs, one for each.
 
-    OpenVINO may have several names for a tensor, among them those of equal tensors. The one that the
-    config uses is taken. Otherwise an output has the name that its file gives it, and an input one that no output has.
+    OpenVINO may have several names for a tensor, including the names of equal tensors. The name in the config takes
+    precedence. Otherwise an output has its name in the file, and an input a name that no output has.
     """
     configured = Graph.of_config(config)
     outputs = _choose([_aliases(port, config) for port in opened.outputs], configured.outputs)
@@ -104,7 +104,7 @@ def _unfix(info: GraphTensor) -> GraphTensor:
 
 
 def _choose(aliases: Iterable[Sequence[str]], configured: Container[str], avoided: Container[str] = ()) -> list[str]:
-    """Return one of each of ``aliases``, no two alike if possible: a told one, else one that is not avoided."""
+    """Return one name of each of ``aliases``, if possible unique: a configured one, else one that is not avoided."""
     chosen: list[str] = []
     for names in aliases:
         free = [name for name in names if name not in chosen] or names
@@ -114,7 +114,7 @@ def _choose(aliases: Iterable[Sequence[str]], configured: Container[str], avoide
 
 
 def _aliases(port: Any, config: ModelConfig) -> list[str]:
-    """Return the names of a tensor, always in the same order; that of its operator if it has none."""
+    """Return the names of a tensor, always in the same order; if it has none, the name of its operator."""
     try:
         operator = str(port.get_node().get_friendly_name())
         names = port.get_names()

@@ -39,7 +39,7 @@ def _tiles(graph: Any) -> Iterator[Any]:
 
 
 def _rank(tile: Any) -> int:
-    """Return the rank of the result; 0 if the graph does not tell it."""
+    """Return the rank of the result; 0 if the graph does not have it."""
     rank = tile.get_output_partial_shape(0).rank
     repeats = tile.input_value(1).get_partial_shape()
     if rank.is_static:

@@ -4,8 +4,8 @@ A model is a directory with a version in it, and the version holds the plan::
 
     models/detector/1/model.plan
 
-That is enough: inputs, outputs, ``max_batch_size`` and dynamic batching are read from the plan. A ``config.pbtxt``
-beside the version may say more; these are the settings that belong to TensorRT::
+That is enough: inputs, outputs, ``max_batch_size`` and dynamic batching are read from the plan. These settings in a
+``config.pbtxt`` are for TensorRT::
 
     platform: "tensorrt_plan"                                        # or backend: "tensorrt"
     cc_model_filenames { key: "9.0" value: "hopper.plan" }           # a plan per compute capability
@@ -14,8 +14,8 @@ beside the version may say more; these are the settings that belong to TensorRT:
     parameters { key: "execution_context_allocation_strategy" value { string_value: "ON_PROFILE_CHANGE" } }
 
 `headrace_tensorrt.parameters.Parameters` lists the parameters. Backend options, for all models:
-``--backend-config=tensorrt,plugins=a.so;b.so`` loads custom layers, and ``...,version-compatible=true`` lets plans
-bring code of their own. TensorRT itself is not installed with this: see the README.
+``--backend-config=tensorrt,plugins=a.so;b.so`` loads custom layers, and ``...,version-compatible=true`` allows plans
+with their own runtime. TensorRT itself is a separate package: see the README.
 """
 
 from __future__ import annotations

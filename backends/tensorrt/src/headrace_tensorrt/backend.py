@@ -43,7 +43,7 @@ _PRIORITIES = {"PRIORITY_DEFAULT": 0, "PRIORITY_MAX": -1, "PRIORITY_MIN": 1}
 
 
 class TensorRT(Backend):
-    """Serves ``<version>/model.plan``, or for each compute capability the file that ``cc_model_filenames`` has."""
+    """Serves ``<version>/model.plan``, or the file in ``cc_model_filenames`` for the GPU's compute capability."""
 
     name = "tensorrt"
     Parameters = Parameters
@@ -67,7 +67,7 @@ class TensorRT(Backend):
         group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
         load_engine()
         known = [gpu for gpu in group.gpus if gpu < cuda_driver().count_gpus()]
-        device = self._device(known[0] if known else 0)  # core reports which of them is missing
+        device = self._device(known[0] if known else 0)  # core reports a missing GPU
         path = _plan_file(model, device)
         engine = self._open(path, dla_core=-1)
         profiles = _profiles_of(group, engine, config.name)
@@ -84,7 +84,7 @@ class TensorRT(Backend):
             io.is_non_linear_format_io = io.is_non_linear_format_io or io.name in formats
 
     def share(self, model: Model) -> Shared[tuple[int, int], PlanEngine]:
-        """Return the engines by GPU and accelerator core. Contexts of one engine execute side by side."""
+        """Return the engines by GPU and accelerator core. Contexts of one engine can execute at the same time."""
         return Shared()
 
     def unshare(self, shared: Shared[tuple[int, int], PlanEngine]) -> None:
@@ -117,7 +117,7 @@ class TensorRT(Backend):
         check_against_graph(config, graph_of(engine.tensors))
         _check_formats(config, engine.tensors)
         profiles = _profiles_of(group, engine, config.name)
-        _say_what_has_no_effect(config)
+        _log_settings_without_effect(config)
         settings = _settings(model, engine, profiles)
         instance = PlanInstance(engine, device, settings)
         log.info(
@@ -157,7 +157,7 @@ def _plan_file(model: Model, device: CudaDevice) -> Path:
 
 
 def _group_of(model: Model) -> ModelInstanceGroup:
-    """Return the group of the instance being loaded, whose name begins with the group's."""
+    """Return the group of the instance being loaded. The group's name is a prefix of the instance's."""
     name = model.instance_name.rpartition("_")[0]
     return next((group for group in model.config.instance_group if group.name == name), ModelInstanceGroup())
 
@@ -167,10 +167,10 @@ def _dla_core(group: ModelInstanceGroup) -> int:
 
 
 def _profiles_of(group: ModelInstanceGroup, engine: PlanEngine, model: str) -> list[Profile]:
-    """Return the profiles in the config, each once; the first of the plan if it names none."""
+    """Return the profiles in the config, each once; by default, the plan's first profile."""
     chosen: dict[int, Profile] = {}
     for text in group.profile or ["0"]:
-        index = int(text)  # core has checked that it is a number
+        index = int(text)  # core has validated the number
         if index >= len(engine.profiles):
             raise ConfigError(
                 f"unable to load model '{model}': Can not set the specified optimization profile {index}. Expected "
@@ -218,7 +218,7 @@ def _tensors(config: ModelConfig) -> list[ModelInput | ModelOutput]:
 
 
 def _check_formats(config: ModelConfig, tensors: tuple[PlanTensor, ...]) -> None:
-    """Check that a layout that is not row by row is declared by the config, and that the elements fill it."""
+    """Raise `ConfigError` unless the config declares non-linear formats, and `LoadError` for a padded format."""
     marked = {io.name: io.is_non_linear_format_io for io in _tensors(config)}
     for tensor in tensors:
         what = f"model '{config.name}': tensor '{tensor.name}'"
@@ -256,7 +256,7 @@ def _set_weights(model: Model, engine: PlanEngine) -> None:
         engine.stream_weights(budget)
 
 
-def _say_what_has_no_effect(config: ModelConfig) -> None:
+def _log_settings_without_effect(config: ModelConfig) -> None:
     optimization = config.optimization
     settings: Mapping[str, Any] = {
         "cuda.output_copy_stream": optimization.cuda.output_copy_stream,

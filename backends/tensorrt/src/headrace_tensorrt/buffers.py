@@ -11,17 +11,17 @@ import numpy.typing as npt
 from headrace_tensorrt.cuda import CudaDevice, CudaStream
 from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
-#: In bytes: the alignment that TensorRT requires of every address. Memory of the device always has it.
+#: TensorRT's alignment of every address, in bytes. Memory of the device always has it.
 _ALIGNMENT = 256
-#: The bytes that are copied in the time of one handover of the interpreter's lock.
+#: A copy of so many bytes takes as long as releasing and reacquiring the interpreter's lock.
 _SMALL_BYTES = 1 << 18
 
 
 class TensorBuffer:
-    """The place of one input or output, as large as its largest shape. ``address`` may change in `reserve`.
+    """The memory of one input or output, for its largest shape. ``address`` may change in `reserve`.
 
-    On the device, except for a tensor that TensorRT wants in the host's memory: then ``values`` is that place.
-    An input may be staged (`stage`): then it is copied from pinned memory of the same size.
+    It is on the device. For a tensor that TensorRT requires in the host's memory, it is the array ``values``. An input
+    may be staged (`stage`) in pinned memory of the same size, for the copy to the device.
     """
 
     def __init__(self, device: CudaDevice, tensor: PlanTensor, size_bytes: int, is_pinned: bool) -> None:
@@ -52,9 +52,9 @@ class TensorBuffer:
         return True
 
     def stage(self, array: npt.NDArray[np.generic]) -> int:
-        """Return the address of ``array``, which has no gaps, in pinned memory, copied there; 0 if it is not staged.
+        """Copy the contiguous ``array`` to the pinned memory. Return the address; 0 if this input is not staged.
 
-        A small copy keeps the interpreter's lock, a large one lets other threads run.
+        A small copy holds the interpreter's lock, a large one releases it.
         """
         if self._staging is None:
             return 0
@@ -66,7 +66,7 @@ class TensorBuffer:
         return self._staging_address
 
     def clear(self, stream: CudaStream) -> None:
-        """Begin to fill it with zeros, if it is on the device."""
+        """Start filling it with zeros, if it is on the device."""
         if not self.tensor.is_on_host:
             stream.clear(self.address, self._size_bytes)
 
@@ -78,7 +78,7 @@ class TensorBuffer:
 
 
 class GrowingOutput:
-    """An output with a size that only the execution determines: TensorRT requests the memory while it executes.
+    """An output whose size is known only during the execution, when TensorRT requests the memory.
 
     ``shape`` is its last shape, and ``address`` the start of the output.
     """
@@ -93,7 +93,7 @@ class GrowingOutput:
         return self._buffer.address
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of ``size_bytes``; 0 if there is no room, which TensorRT then says in its own way."""
+        """Return the address of ``size_bytes``; 0 without memory, for which TensorRT reports an error."""
         try:
             self._buffer.reserve(size_bytes)
         except Exception as error:  # called by TensorRT, which cannot handle exceptions
@@ -101,7 +101,7 @@ class GrowingOutput:
             return 0
         return self._buffer.address
 
-    def tell_shape(self, shape: Shape) -> None:
+    def set_shape(self, shape: Shape) -> None:
         self.shape = shape
 
     def close(self) -> None:

@@ -20,18 +20,17 @@ from headrace_tensorrt.cuda_driver import ADDRESS, HANDLE, INT, cuda_driver
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream
 _BLOCKING_SYNC, _DISABLE_TIMING = 1, 2  # CU_EVENT_*
-_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what a capture may not
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: the limits of a capture do not apply to other threads
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every device
-#: After one of these, of memory or of a running kernel, every later call fails until the process ends.
+#: Errors of memory or of a kernel, after which every call fails until the process exits.
 _LASTING = frozenset({214, 220, 700, 702, 709, 710, *range(714, 720)})
 
 
 class CudaDevice:
-    """One GPU: the primary context of this process on it, and ``pinned``, memory of the host for copies. `cuda_device`
-    gives the one of this process.
+    """One GPU: the primary context of this process on it, and ``pinned``, memory of the host for copies.
 
-    Its methods may be called by any thread that has called `enter`. ``failure`` says why the device can no longer be
-    used by this process, once that is so.
+    Get it from `cuda_device`. Any thread that has called `enter` may call its methods. ``failure`` is the reason why
+    this process can no longer use the device; empty if it can.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -49,7 +48,7 @@ class CudaDevice:
 
     @property
     def compute_capability(self) -> str:
-        """``9.0``: the key of ``cc_model_filenames``."""
+        """The key of ``cc_model_filenames``, for example ``9.0``."""
         parts = []
         for attribute in (_MAJOR, _MINOR):
             value = INT()
@@ -62,12 +61,12 @@ class CudaDevice:
         self.call("cuCtxSetCurrent", self._context)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call the driver; raises `BackendError` (internal) naming the GPU, in the driver's words."""
+        """Call the driver. Raises `BackendError` (internal) with the GPU and the driver's text."""
         if result := self.driver.status(name, *arguments):
             raise BackendError(self.note(name, result), Code.INTERNAL)
 
     def note(self, name: str, result: int) -> str:
-        """Return why ``name`` failed. Keep it as ``failure`` if the device is unusable from now on."""
+        """Return why ``name`` failed. Store it in ``failure`` if the device has become unusable."""
         reason = f"GPU {self.ordinal}: {name} failed: {self.driver.explain(result)}"
         if result in _LASTING:
             self.failure = self.failure or reason
@@ -88,8 +87,11 @@ class CudaDevice:
 
 
 class CudaStream:
-    """A stream of ``device``, and the event by which a thread waits for it. ``priority`` is -1 for the device's
-    highest, 1 for its lowest and 0 for its default. A thread that waits sleeps, unless it is to spin (``spins``)."""
+    """A stream of ``device``, and the event by which a thread waits for it.
+
+    ``priority`` is -1 for the device's highest, 1 for its lowest and 0 for its default. A thread that waits sleeps, or
+    polls if ``spins``.
+    """
 
     def __init__(self, device: CudaDevice, priority: int = 0, spins: bool = False) -> None:
         self.device = device
@@ -107,30 +109,30 @@ class CudaStream:
         return self._stream.value or 0
 
     def copy_in(self, address: int, source: int, size_bytes: int, is_pinned: bool) -> None:
-        """Begin to copy from ``source``, host memory that must stay as it is. Waits if that is not pinned."""
+        """Start a copy from host memory, which must not change meanwhile. Waits if it is not pinned."""
         self._copy(is_pinned, "cuMemcpyHtoDAsync_v2", address, source, size_bytes)
 
     def copy_out(self, target: int, address: int, size_bytes: int, is_pinned: bool) -> None:
-        """Begin to copy from the device to ``target``, host memory. Waits if that is not pinned."""
+        """Start a copy from the device to host memory at ``target``. Waits if it is not pinned."""
         self._copy(is_pinned, "cuMemcpyDtoHAsync_v2", target, address, size_bytes)
 
     def _copy(self, is_pinned: bool, name: str, target: int, source: int, size_bytes: int) -> None:
         driver = self.device.driver
-        copy = driver.status if is_pinned else driver.patient_status
+        copy = driver.status if is_pinned else driver.blocking_status
         if result := copy(name, target, source, size_bytes, self._stream):
             raise BackendError(self.device.note(name, result), Code.INTERNAL)
 
     def clear(self, address: int, size_bytes: int) -> None:
-        """Begin to fill device memory with zeros."""
+        """Start filling device memory with zeros."""
         self.device.call("cuMemsetD8Async", address, 0, size_bytes, self._stream)
 
     def wait(self) -> None:
-        """Return when all begun work is done. Raises `BackendError` if some of it failed."""
+        """Wait for all work on the stream. Raises `BackendError` if some of it failed."""
         self.device.call("cuEventRecord", self._event, self._stream)
         self.device.call("cuEventSynchronize", self._event)
 
-    def settle(self) -> None:
-        """Return when all begun work is over, failed or not; `CudaDevice.failure` may have the error."""
+    def drain(self) -> None:
+        """Wait for all work on the stream, failed or not. `CudaDevice.failure` may have the error."""
         if result := self.device.driver.status("cuStreamSynchronize", self._stream):
             self.device.note("cuStreamSynchronize", result)
 
@@ -139,7 +141,7 @@ class CudaStream:
         self.device.call("cuStreamBeginCapture_v2", self._stream, _THREAD_LOCAL)
 
     def end_capture(self) -> int:
-        """Return the graph recorded since `begin_capture`, for `launch`. Pass it to `forget` at the end."""
+        """Return the graph recorded since `begin_capture`, for `launch` and `destroy_graph`."""
         graph, ready = HANDLE(), HANDLE()
         self.device.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         try:
@@ -158,27 +160,29 @@ class CudaStream:
     def launch(self, captured: int) -> None:
         self.device.call("cuGraphLaunch", captured, self._stream)
 
-    def forget(self, captured: int) -> None:
+    def destroy_graph(self, captured: int) -> None:
         self.device.driver.status("cuGraphExecDestroy", captured)
 
     def close(self) -> None:
-        """Wait for what still runs, and release it."""
-        self.settle()
+        """Wait for the work on the stream, and release the stream."""
+        self.drain()
         self.device.driver.status("cuEventDestroy_v2", self._event)
         self.device.driver.status("cuStreamDestroy_v2", self._stream)
 
 
 class PinnedPool:
-    """Page-locked host memory of one device, which reads and writes it by itself. A block comes back, from any thread,
-    when the last view of the array that it was given out as is gone."""
+    """Page-locked host memory, which the device reads and writes without the CPU.
+
+    A block returns to the pool when the last view of its array is released, on any thread.
+    """
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        #: By size, the addresses of free blocks. No lock, because a finalizer may run in the middle of any of this.
+        #: The addresses of free blocks, by size. Without a lock, because a finalizer may run at any point.
         self._idle: dict[int, deque[int]] = {}
 
     def take(self, size_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """u8[size_bytes], uninitialised, and its address; raises `BackendError`."""
+        """Return an uninitialised u8[size_bytes] and its address. Raises `BackendError`."""
         size = 1 << max(8, (size_bytes - 1).bit_length())
         idle = self._idle.get(size)
         if idle is None:
@@ -210,7 +214,7 @@ _opening = Lock()
 def cuda_device(ordinal: int) -> CudaDevice:
     """Return the GPU ``ordinal`` of this process; raises `LoadError` if there is none. Any thread.
 
-    It is never released: an answer in pinned memory may still be on its way when its model is gone.
+    It is never released: a response in pinned memory may be sent after its model was unloaded.
     """
     with _opening:
         if ordinal not in _devices:

@@ -1,8 +1,9 @@
-"""The CUDA driver's API, as much of it as an instance needs, by ctypes: memory, streams, events, captured graphs.
+"""The functions of the CUDA driver's API that an instance needs, by ctypes: memory, streams, events, captured graphs.
 
-The driver's library comes with the driver and is all that there must be: no CUDA toolkit, no further package. TensorRT
-works on the same device through the runtime API, which shares the device's primary context with it. Prototypes are
-those of ``cuda.h``; while a call waits, other threads run."""
+Only the driver's own library is needed: no CUDA toolkit, no further package. TensorRT uses the same device by the
+runtime API, which shares the device's primary context. Prototypes are those of ``cuda.h``. A call that waits releases
+the interpreter's lock.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ HANDLE = ctypes.c_void_p
 _INTO_INT, _INTO_HANDLE, _INTO_ADDRESS = ctypes.POINTER(INT), ctypes.POINTER(HANDLE), ctypes.POINTER(ADDRESS)
 _INTO_TEXT = ctypes.POINTER(ctypes.c_char_p)
 
-#: The functions used and their parameters, as ``cuda.h`` has them; each returns a ``CUresult``.
+#: The parameters of the functions, from ``cuda.h``. Each returns a ``CUresult``.
 PROTOTYPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cuInit": (_UINT,),
     "cuDeviceGetCount": (_INTO_INT,),
@@ -52,8 +53,8 @@ PROTOTYPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cuGetErrorString": (INT, _INTO_TEXT),
 }
 
-#: Calls that only begin something keep the interpreter's lock. To release and reacquire it six times per execution took
-#: 540 us beside a busy thread; the calls take 2.
+#: Calls that only start work, and hold the interpreter's lock. To release and reacquire it six times per execution took
+#: 540 us beside a busy thread; the calls take 2 us.
 _BRIEF: Final = frozenset({
     "cuCtxSetCurrent", "cuEventRecord", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2",
     "cuMemsetD8Async",
@@ -61,12 +62,12 @@ _BRIEF: Final = frozenset({
 
 
 class CudaDriver:
-    """The driver's library. `cuda_driver` gives the one of this process."""
+    """The driver's library. Get it from `cuda_driver`."""
 
     def __init__(self, path: str) -> None:
         """Raises `OSError` without the library at ``path``, and `AttributeError` if it is too old."""
-        self._patient = {name: _prototyped(ctypes.CDLL(path), name) for name in PROTOTYPES}
-        self._functions = self._patient | {name: _prototyped(ctypes.PyDLL(path), name) for name in _BRIEF}
+        self._blocking = {name: _prototyped(ctypes.CDLL(path), name) for name in PROTOTYPES}
+        self._functions = self._blocking | {name: _prototyped(ctypes.PyDLL(path), name) for name in _BRIEF}
         self.call("cuInit", 0)
 
     def status(self, name: str, *arguments: Any) -> int:
@@ -74,13 +75,13 @@ class CudaDriver:
         result: int = self._functions[name](*arguments)
         return result
 
-    def patient_status(self, name: str, *arguments: Any) -> int:
-        """Do as `status`, for a usually brief call that may wait here."""
-        result: int = self._patient[name](*arguments)
+    def blocking_status(self, name: str, *arguments: Any) -> int:
+        """Do as `status`, but release the interpreter's lock: for a call of `_BRIEF` that may wait here."""
+        result: int = self._blocking[name](*arguments)
         return result
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call the function ``name``; raises `BackendError` (internal) in the driver's words."""
+        """Call the function ``name``. Raises `BackendError` (internal) with the driver's text."""
         if result := self._functions[name](*arguments):
             raise BackendError(f"{name} failed: {self.explain(result)}", Code.INTERNAL)
 
@@ -105,7 +106,7 @@ def _prototyped(library: ctypes.CDLL, name: str) -> Any:
 
 @cache
 def cuda_driver() -> CudaDriver:
-    """Return the CUDA driver; raises `LoadError` saying what is missing."""
+    """Return the CUDA driver. Raises `LoadError` naming the missing part."""
     try:
         return CudaDriver(_LIBRARY)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Choose the executions to capture as CUDA graphs, and the one that runs a smaller batch.
+"""Chooses the executions to capture as CUDA graphs, and the graph for a batch.
 
 Source: docs/spec/behaviours.md section 10.5, and the comments on ``ModelOptimizationPolicy.Cuda`` in Triton's
 model_config.proto.
@@ -13,14 +13,16 @@ from typing import Any
 from headrace import ConfigError, ModelConfig
 from headrace_tensorrt.plan_shapes import Profile, Shape
 
-#: Small batches gain most, since their kernels take less time than their launches.
+#: The default sizes. Small batches gain most, since their kernels take less time than their launches.
 _USUAL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """An execution to capture: the full shapes of all inputs, and the fewest rows of a batch that may be run with it;
-    0 for a model without a batch axis, which runs with its very shapes only."""
+    """An execution to capture: the full shapes of all inputs, and the fewest rows of a batch for which it may be used.
+
+    ``least_rows`` is 0 for a model without a batch axis: its shapes must be equal.
+    """
 
     shapes: Mapping[str, Shape]
     least_rows: int = 0
@@ -31,7 +33,7 @@ class GraphSpec:
         return next(iter(self.shapes.values()))[0]
 
     def fits(self, shapes: Mapping[str, Shape]) -> bool:
-        """True if inputs of ``shapes`` can run with it: equal, except for unused rows."""
+        """True if inputs of ``shapes`` can use the graph: they are equal, except for unused rows."""
         if not self.least_rows:
             return shapes == self.shapes
         return all(
@@ -45,7 +47,7 @@ class GraphSpec:
 def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
     """Return the graphs to capture for ``profile``, with the fewest rows first. Raises `ConfigError`.
 
-    Specs of the config that do not fit the profile belong to another one.
+    Specs of the config that do not fit ``profile`` are for another one.
     """
     cuda = config.optimization.cuda
     specs = list(_of_config(config, profile) if cuda.graph_spec else _usual(config, profile))
@@ -55,7 +57,7 @@ def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
 
 
 def find(specs: Sequence[GraphSpec], shapes: Mapping[str, Shape]) -> GraphSpec | None:
-    """Return the spec with the fewest rows left over, if there is any. ``specs`` are in order."""
+    """Return the first of the ordered ``specs`` that fits, so with the fewest unused rows; else None."""
     return next((spec for spec in specs if spec.fits(shapes)), None)
 
 

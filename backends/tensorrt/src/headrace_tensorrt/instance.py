@@ -1,4 +1,4 @@
-"""The execution of a plan: copies in, TensorRT, copies out, all on one stream, and one wait for it."""
+"""Executes a plan: copies in, TensorRT, and copies out, all on one stream, and one wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
 
 class PlanInstance(Instance):
-    """Executes an engine that others may share. Lives on one thread, which has entered the device."""
+    """Executes an engine, which instances may share. For one thread, which has entered the device."""
 
     def __init__(self, engine: PlanEngine, device: CudaDevice, settings: ExecutionSettings) -> None:
         self._engine, self._device, self._settings = engine, device, settings
@@ -28,8 +28,8 @@ class PlanInstance(Instance):
             self._stream.close()
             raise
         wanted = [tensor for tensor in engine.tensors if not tensor.is_input and tensor.name in settings.outputs]
-        self._late = [tensor for tensor in wanted if tensor.name in self._executions.growing]
-        self._on_host = [tensor for tensor in wanted if tensor.is_on_host and tensor not in self._late]
+        self._growing = [tensor for tensor in wanted if tensor.name in self._executions.growing]
+        self._on_host = [tensor for tensor in wanted if tensor.is_on_host and tensor not in self._growing]
 
     @property
     def stream_priority(self) -> int:
@@ -42,7 +42,7 @@ class PlanInstance(Instance):
         try:
             return self._execute(inputs)
         except BaseException:
-            self._executions.settle()
+            self._executions.drain()
             raise
 
     def _execute(self, inputs: Tensors) -> Tensors:
@@ -53,10 +53,10 @@ class PlanInstance(Instance):
         sources = [self._copy_in(buffers[name], inputs[name]) for name in sent]
         executions.run(run)
         outputs = {tensor.name: self._copy_out(tensor, shape) for tensor, shape in run.outputs}
-        if self._late:
-            self._stream.wait()  # only now their shapes are known
-            shapes = {tensor.name: executions.growing[tensor.name].shape for tensor in self._late}
-            outputs |= {tensor.name: self._copy_out(tensor, shapes[tensor.name]) for tensor in self._late}
+        if self._growing:
+            self._stream.wait()  # their shapes are unknown before
+            shapes = {tensor.name: executions.growing[tensor.name].shape for tensor in self._growing}
+            outputs |= {tensor.name: self._copy_out(tensor, shapes[tensor.name]) for tensor in self._growing}
         self._stream.wait()
         del sources
         for tensor in self._on_host:
@@ -64,7 +64,7 @@ class PlanInstance(Instance):
         return outputs
 
     def _values(self, inputs: Tensors) -> dict[str, Shape]:
-        """Return the values of the shape tensors; those of a model that batches begin with the size of the batch."""
+        """Return the values of the shape tensors. If the model batches, the first value is the size of the batch."""
         batched = self._executions.batched if self._settings.max_rows else ""
         rows = inputs[batched].shape[:1] if batched else ()
         return {
@@ -73,7 +73,7 @@ class PlanInstance(Instance):
         }
 
     def _copy_in(self, buffer: TensorBuffer, tensor: Tensor) -> npt.NDArray[Any] | None:
-        """Begin to copy an input. Keep the result until the copy is over."""
+        """Start the copy of an input. Keep the result until the copy is complete."""
         array = np.ascontiguousarray(tensor)
         size = array.nbytes
         if not size:
@@ -83,7 +83,7 @@ class PlanInstance(Instance):
         return None if staged else array
 
     def _copy_out(self, tensor: PlanTensor, shape: Shape) -> npt.NDArray[Any]:
-        """Begin to copy an output into memory of its own."""
+        """Start the copy of an output into new memory."""
         assert tensor.datatype is not None
         size = prod(shape) * tensor.datatype.itemsize
         if not size or tensor.is_on_host:
@@ -99,9 +99,7 @@ class PlanInstance(Instance):
         return array
 
     def _host_output(self, tensor: PlanTensor, shape: Shape) -> npt.NDArray[Any]:
-        """Return an output that TensorRT writes to the host's memory; without the size of the batch, if it begins with
-        it.
-        """
+        """Return an output in the host's memory, without its first value if that is the size of the batch."""
         place = self._executions.buffers[tensor.name].values
         assert place is not None
         assert tensor.datatype is not None
@@ -116,7 +114,7 @@ class PlanInstance(Instance):
         return True
 
     def close(self) -> None:
-        self._stream.settle()
+        self._stream.drain()
         self._executions.close()
         self._stream.close()
         self._device.pinned.trim()

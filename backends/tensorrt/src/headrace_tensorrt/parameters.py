@@ -14,15 +14,14 @@ _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    #: When a context allocates its working memory: STATIC: at load, for any of the plan's profiles. ON_PROFILE_CHANGE:
-    #: for its own profile.
+    #: The working memory of a context. STATIC: for any of the plan's profiles. ON_PROFILE_CHANGE: for its own profile.
     execution_context_allocation_strategy: str = "STATIC"
-    #: Triton's way to spread one plan over several GPUs, which Headrace does not have: true is refused.
+    #: Triton's option for one plan on several GPUs. Headrace has no such feature, and refuses true.
     enable_multi_device: bool = False
     multi_device_gpus: str = ""
-    #: A file of NumPy arrays by name (``.npz``) in the version's directory: other weights for a refittable plan.
+    #: A file of NumPy arrays by name (``.npz``) in the version's directory, with weights that replace a plan's.
     refit_weights: str = ""
-    #: The most bytes of weights on the GPU at once; the rest is copied there during the execution. -1 is all.
+    #: The most bytes of weights on the GPU at once. The rest is copied there during the execution. -1: no limit.
     weight_streaming_budget_bytes: int = -1
 
     def check(self, instance: str) -> None:

@@ -1,7 +1,7 @@
-"""Every call to TensorRT, and nothing else: the plan as an engine on a GPU, its contexts, and its weights.
+"""All calls to TensorRT: the plan as an engine on a GPU, its contexts, and its weights.
 
-Written to TensorRT 11 and usable with 10: the API by names of tensors, without bindings by number. TensorRT is imported
-when the first model needs it. It reports errors through its logger; the exceptions raised here have their text.
+For TensorRT 11 and 10: it uses the names of tensors, and no numbers of bindings. TensorRT is imported when the first
+model needs it. It reports errors to its logger, from where the exceptions of this module get their texts.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headrace_tensorrt.tensorrt_api import TrtCudaEngine, TrtDims, TrtExecutionC
 
 log = logging.getLogger("headrace.tensorrt")
 
-#: The advice if the engine is missing. The wheels of TensorRT come for one major version of CUDA each.
+#: The command for a missing engine. A wheel of TensorRT is for one major version of CUDA.
 INSTALLS = "pip install tensorrt-cu13 (tensorrt-cu12 for a driver of CUDA 12)"
 _OLDEST = 10
-#: Triton makes engines and contexts under one lock of the process (docs/spec/behaviours.md section 10.5).
+#: Held while an engine or a context is created, as in Triton (docs/spec/behaviours.md section 10.5).
 _making = threading.Lock()
-#: Libraries of plugins that have been entered; an empty name stands for TensorRT's own.
+#: The loaded libraries of plugins; an empty name is TensorRT's own.
 _loaded: set[str] = set()
 
 
 @cache
 def load_engine() -> TrtModule:
-    """Return the module ``tensorrt``; raises `LoadError` saying how to install it."""
+    """Return the module ``tensorrt``. Raises `LoadError` with the command that installs it."""
     try:
         import tensorrt
     except ImportError as error:
@@ -50,7 +50,7 @@ def load_engine() -> TrtModule:
 
 @cache
 def engine_log() -> Any:
-    """Return TensorRT's logger. ``reason(what)`` is the last error of this thread's last call."""
+    """Return TensorRT's logger. ``reason(what)`` returns ``what`` with the last error of the calling thread."""
     thread = threading.local()
     levels = {
         "INTERNAL_ERROR": logging.ERROR,
@@ -60,7 +60,7 @@ def engine_log() -> Any:
     }
 
     class EngineLog(load_engine().ILogger):  # type: ignore[misc]
-        """Passes TensorRT's log to Python's logging, without messages for its developers."""
+        """Passes TensorRT's log to Python's logging, without debug messages."""
 
         def log(self, severity: Any, msg: str) -> None:
             level = levels.get(severity.name)
@@ -77,7 +77,7 @@ def engine_log() -> Any:
 
 
 def load_plugins(libraries: str) -> None:
-    """Enter TensorRT's own plugins, and those of ``libraries``, paths with ``;`` between; each once per process.
+    """Load TensorRT's own plugins, and those in ``libraries``, paths separated by ``;``, once per process.
 
     Raises `LoadError` naming the library that cannot be loaded.
     """
@@ -95,12 +95,12 @@ def load_plugins(libraries: str) -> None:
 
 
 class PlanEngine:
-    """A plan on the GPU that the thread has entered. Any number of `PlanContext` may share it, each on a thread."""
+    """A plan on the GPU that the thread has entered. Many `PlanContext`s may share it, each on its own thread."""
 
     def __init__(self, path: Path, *, allows_host_code: bool = False, dla_core: int = -1) -> None:
-        """``allows_host_code`` lets a version-compatible plan bring its own runtime, which is code that runs here.
+        """``allows_host_code`` allows the runtime in a version-compatible plan, which is code that runs on the host.
 
-        Raises `LoadError` naming the file, or `ConfigError` for an accelerator core that is not there.
+        Raises `LoadError` naming the file, or `ConfigError` for an accelerator core that does not exist.
         """
         trt = load_engine()
         with _making:
@@ -135,9 +135,9 @@ class PlanEngine:
         return PlanContext(context)
 
     def refit(self, weights: Mapping[str, npt.NDArray[Any]], source: str) -> None:
-        """Give the engine other weights, before it has contexts. ``source`` names where they come from.
+        """Replace weights of the engine, before it has contexts. ``source`` is their file.
 
-        Raises `LoadError` naming the weight that is wrong, or missing.
+        Raises `LoadError` naming the wrong or missing weight.
         """
         if not self._engine.refittable:
             raise LoadError(f"'{source}': the plan cannot be refitted: build it with the flag REFIT")
@@ -153,9 +153,9 @@ class PlanEngine:
             raise LoadError(engine_log().reason(f"'{source}': the engine cannot be refitted"))
 
     def stream_weights(self, budget_bytes: int) -> None:
-        """Keep at most ``budget_bytes`` of the weights on the GPU, and copy the rest there while it executes.
+        """Keep at most ``budget_bytes`` of the weights on the GPU, and copy the rest there during executions.
 
-        Before it has contexts. Raises `ConfigError` for a plan that was not built for it.
+        Call it before there are contexts. Raises `ConfigError` for a plan that was not built for it.
         """
         if not self._engine.streamable_weights_size:
             raise ConfigError(
@@ -170,11 +170,11 @@ class PlanContext:
 
     def __init__(self, context: TrtExecutionContext) -> None:
         self._context = context
-        self._allocators: list[Any] = []  # TensorRT keeps no reference of its own
+        self._allocators: list[Any] = []  # TensorRT keeps no reference
         self.enqueue_on: Callable[[int], bool] = context.execute_async_v3
 
     def set_shape(self, name: str, shape: Shape) -> None:
-        """Raise `InvalidArgument`, in Triton's words."""
+        """Set the shape of an input. Raises `InvalidArgument` in Triton's words."""
         if not self._context.set_input_shape(name, shape):
             what = f"trt failed to set input shape to {list(shape)} for input '{name}'"
             raise InvalidArgument(engine_log().reason(what))
@@ -197,10 +197,10 @@ class PlanContext:
         """Return the shape of an output; -1 for dims that only the execution determines."""
         return _shape(self._context.get_tensor_shape(name))
 
-    def allocate_with(self, name: str, allocate: Callable[[int], int], tell_shape: Callable[[Shape], None]) -> None:
-        """Let the output ``name``, whose size only the execution determines, be written to ``allocate(size_bytes)``.
+    def allocate_with(self, name: str, allocate: Callable[[int], int], set_shape: Callable[[Shape], None]) -> None:
+        """Allocate the output ``name``, whose size is known only during the execution, by ``allocate(size_bytes)``.
 
-        ``tell_shape`` gets its shape. Both are called while the context executes, and must not raise.
+        ``set_shape`` gets its shape. Both are called while the context executes, and must not raise.
         """
 
         class OutputAllocator(load_engine().IOutputAllocator):  # type: ignore[misc]
@@ -213,7 +213,7 @@ class PlanContext:
                 return allocate(size)
 
             def notify_shape(self, tensor_name: str, shape: TrtDims) -> None:
-                tell_shape(_shape(shape))
+                set_shape(_shape(shape))
 
         allocator = OutputAllocator()
         self._allocators.append(allocator)
@@ -221,13 +221,13 @@ class PlanContext:
             raise BackendError(engine_log().reason(f"TensorRT takes no allocator for '{name}'"), Code.INTERNAL)
 
     def enqueue(self, stream: int) -> None:
-        """Begin to execute. Raises `BackendError` (internal)."""
+        """Start the execution. Raises `BackendError` (internal)."""
         if not self.enqueue_on(stream):
             raise BackendError(engine_log().reason("TensorRT cannot execute"), Code.INTERNAL)
 
 
 def _deserialize(make: Callable[[Any], TrtCudaEngine | None], path: Path) -> TrtCudaEngine:
-    """Return the engine of the plan in the file ``path``, which is mapped and not read: plans take gigabytes."""
+    """Return the engine of the plan in ``path``. The file is mapped and not read, since plans take gigabytes."""
     with open_regular(path) as file:
         try:
             plan = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

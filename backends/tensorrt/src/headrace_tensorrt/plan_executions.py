@@ -16,17 +16,19 @@ from headrace_tensorrt.graph_specs import GraphSpec, find
 from headrace_tensorrt.plan_engine import PlanContext, PlanEngine
 from headrace_tensorrt.plan_shapes import PlanTensor, Profile, Shape, choose
 
-#: The most input shapes whose executions are cached. A model has few shapes, or too many for any cache.
-_REMEMBERED = 256
+#: The most input shapes in the cache. A model has few shapes, or too many for any cache.
+_MOST_CACHED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionSettings:
     """The settings of a config for the executions of an instance.
 
-    ``profiles`` are indices; ``graphs`` has those of each. ``max_rows`` is the config's ``max_batch_size``. ``dims``
-    are the config's dims of inputs, without the batch axis; the first axis of ``ragged`` inputs is not a batch.
-    ``outputs`` are the requested ones.
+    - ``max_rows``: the config's ``max_batch_size``.
+    - ``profiles``: indices of profiles. ``graphs`` has the graphs to capture by these indices.
+    - ``outputs``: the outputs in the config.
+    - ``dims``: the config's dims of inputs, without the batch axis.
+    - ``ragged``: inputs whose first axis is not the batch.
     """
 
     name: str
@@ -47,7 +49,7 @@ class ExecutionSettings:
 class PreparedExecution:
     """One execution, identified by the shapes of its inputs: its context, its settings, and its outputs.
 
-    ``values`` are those of shape tensors. If ``captured`` is not 0, it is a recording of the whole execution.
+    ``values`` has the values of shape tensors. ``captured`` is a CUDA graph of the whole execution, or 0.
     """
 
     context: PlanContext
@@ -58,10 +60,10 @@ class PreparedExecution:
 
 
 class PlanExecutions:
-    """The executions of one instance on ``stream``. One thread, which has entered the device.
+    """The executions of one instance on ``stream``. For one thread, which has entered the device.
 
-    ``sent`` are the inputs that are copied to the device, ``shape_tensors`` the others. ``buffers`` has the memory of
-    every tensor except those in ``growing``, whose size only the execution determines.
+    ``sent`` are the inputs that are copied to the device, ``shape_tensors`` the others. ``growing`` has the outputs
+    whose size is known only during the execution, and ``buffers`` the memory of all other tensors.
     """
 
     def __init__(self, engine: PlanEngine, device: CudaDevice, stream: CudaStream, settings: ExecutionSettings) -> None:
@@ -71,14 +73,14 @@ class PlanExecutions:
         self._profiles = [engine.profiles[index] for index in settings.profiles]
         self.shape_tensors = [tensor for tensor in self._inputs.values() if tensor.is_shape_tensor]
         self.sent = [tensor.name for tensor in self._inputs.values() if not tensor.is_shape_tensor]
-        #: An input whose first axis has the rows of the batch.
+        #: An input whose first axis is the batch.
         self.batched = next((name for name in self.sent if name not in settings.ragged), "")
         self.contexts: dict[int, PlanContext] = {}
         self.buffers: dict[str, TensorBuffer] = {}
         self.growing: dict[str, GrowingOutput] = {}
         self._prepared: dict[object, PreparedExecution] = {}
         self._captured: dict[int, list[tuple[GraphSpec, PreparedExecution]]] = {}
-        #: The last settings of each context, by its identity.
+        #: The execution whose settings each context has, by the context's id.
         self._applied: dict[int, PreparedExecution] = {}
         self._allocation_error: Exception | None = None
         try:
@@ -104,13 +106,13 @@ class PlanExecutions:
         run = self._prepared.get(key)
         if run is None:
             run = self._prepare(dict(zip(self.sent, shapes, strict=True)), values)
-            if len(self._prepared) >= _REMEMBERED:
+            if len(self._prepared) >= _MOST_CACHED:
                 self._prepared.clear()
             self._prepared[key] = run
         return run
 
     def run(self, run: PreparedExecution) -> None:
-        """Begin to execute. Raises `BackendError`."""
+        """Start the execution. Raises `BackendError`."""
         if run.captured:
             self._stream.launch(run.captured)
             return
@@ -124,9 +126,9 @@ class PlanExecutions:
                 raise error from None
             raise
 
-    def settle(self) -> None:
-        """Wait, after a failure, until all begun work is over: the next execution uses the same memory."""
-        self._stream.settle()
+    def drain(self) -> None:
+        """Wait, after a failure, for all work on the stream: the next execution uses the same memory."""
+        self._stream.drain()
         self._applied.clear()
 
     def warm_up(self) -> None:
@@ -141,7 +143,7 @@ class PlanExecutions:
             self._captured[profile.index] = [(spec, self._capture(profile, spec)) for spec in specs]
 
     def _capped(self, name: str, shape: Shape) -> Shape:
-        """Return ``shape`` with no more rows than the largest batch has."""
+        """Return ``shape`` with at most the rows of the largest batch."""
         has_rows = self._settings.max_rows and name in self.sent and name not in self._settings.ragged
         return (min(shape[0], self._settings.max_rows), *shape[1:]) if has_rows else shape
 
@@ -184,7 +186,7 @@ class PlanExecutions:
         ]
         moved = [self.buffers[tensor.name].reserve(tensor.size_bytes(shape)) for tensor, shape in run.outputs]
         if any(moved):
-            self._forget_captured()
+            self._destroy_graphs()
             self._bind()
         return run
 
@@ -239,14 +241,14 @@ class PlanExecutions:
             for name, buffer in self.buffers.items():
                 context.set_address(name, buffer.address)
             for name, output in self.growing.items():
-                context.allocate_with(name, output.allocate, output.tell_shape)
+                context.allocate_with(name, output.allocate, output.set_shape)
 
     def _note_allocation_error(self, error: Exception) -> None:
         self._allocation_error = error
 
     def close(self) -> None:
-        """Free their memory on the device. No execution may be running."""
-        self._forget_captured()
+        """Free all memory on the device. No execution may be running."""
+        self._destroy_graphs()
         self._applied.clear()
         self.contexts.clear()
         places: list[TensorBuffer | GrowingOutput] = [*self.buffers.values(), *self.growing.values()]
@@ -255,9 +257,9 @@ class PlanExecutions:
         self.buffers.clear()
         self.growing.clear()
 
-    def _forget_captured(self) -> None:
+    def _destroy_graphs(self) -> None:
         for runs in self._captured.values():
             for _, run in runs:
-                self._stream.forget(run.captured)
+                self._stream.destroy_graph(run.captured)
         self._captured.clear()
         self._prepared.clear()

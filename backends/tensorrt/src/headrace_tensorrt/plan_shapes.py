@@ -1,7 +1,7 @@
 """The description of a plan file: its inputs and outputs, and the optimisation profiles that limit their shapes.
 
-Plain data, which `headrace_tensorrt.plan_engine` reads from an engine. The rules are those of docs/spec/behaviours.md
-section 10.5; refusals have the words of Triton's TensorRT backend.
+`headrace_tensorrt.plan_engine` reads it from an engine. The rules are those of docs/spec/behaviours.md section 10.5,
+and the texts of errors those of Triton's TensorRT backend.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlanTensor:
-    """One input or output of a plan. ``datatype`` is None where the protocol has none; ``type`` is TensorRT's name.
+    """One input or output of a plan.
 
-    ``shape`` includes the batch axis; -1 is any size. The values of a ``is_shape_tensor`` say shapes, and lie in the
-    host's memory (``is_on_host``). ``format`` describes a layout that is not row by row; empty for one that is. Its
-    axis ``vector_axis`` is cut into vectors of ``vector_length`` elements, and filled up to a whole number of them.
+    - ``datatype``: None if the protocol lacks the type; ``type`` is TensorRT's name of it.
+    - ``shape``: with the batch axis; -1 is any size.
+    - ``is_shape_tensor``: its values are shapes. They are in the host's memory (``is_on_host``).
+    - ``format``: a description of a layout that is not linear; else empty. Such a layout divides ``vector_axis`` into
+      vectors of ``vector_length`` elements, and pads the last one.
     """
 
     name: str
@@ -52,7 +54,7 @@ class PlanTensor:
 
 
 def graph_of(tensors: Sequence[PlanTensor]) -> Graph:
-    """Return the graph with which core completes and checks a config."""
+    """Return the graph for the completion and the check of a config."""
     infos = {
         tensor.name: GraphTensor(
             tensor.name, tensor.datatype, tensor.type, tensor.shape, is_shape_tensor=tensor.is_shape_tensor
@@ -67,15 +69,15 @@ def graph_of(tensors: Sequence[PlanTensor]) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The smallest, the best and the largest that one input may be: shapes, or the values of a shape tensor."""
+    """The smallest, the optimal and the largest shape of one input, or values of a shape tensor."""
 
     least: Shape
     best: Shape
     most: Shape
 
     def distance(self, shape: Shape) -> int:
-        """Return how far ``shape`` is from the optimal one. Raises `ValueError`, in Triton's words, if it does not
-        fit."""
+        """Return the distance of ``shape`` from the optimal one. Raises `ValueError`, in Triton's words, outside of the
+        bounds."""
         if len(shape) != len(self.most):
             raise ValueError(f"model expected {len(self.most)} dimensions but received {len(shape)} dimensions")
         for axis, (least, got, most) in enumerate(zip(self.least, shape, self.most, strict=True)):
@@ -109,16 +111,16 @@ class Profile:
 
     @property
     def max_rows(self) -> int:
-        """The largest batch: the smallest maximum of the inputs' first axes. Shape tensors have no batch axis."""
+        """The largest batch: the minimum of the largest first axes of the inputs, without shape tensors."""
         return min((bounds.most[0] for bounds in self._batched() if bounds.most), default=1)
 
     def _batched(self) -> list[Bounds]:
         return [bounds for name, bounds in self.shapes.items() if name not in self.values]
 
     def distance(self, shapes: Mapping[str, Shape], values: Mapping[str, Shape], instance: str) -> int:
-        """Return how far the inputs of an execution are from the optimum of this profile.
+        """Return the distance of the inputs of an execution from the optimum of this profile.
 
-        Raises `InvalidArgument`, in Triton's words, with the input that does not fit.
+        Raises `InvalidArgument`, in Triton's words, with the input outside of its bounds.
         """
         total = 0
         try:
@@ -136,8 +138,8 @@ class Profile:
 def choose(
     profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape], instance: str
 ) -> Profile:
-    """Return the profile that is nearest to the inputs; of equals the first. Raises `InvalidArgument` if none takes
-    them, which says what the first of the profiles would take.
+    """Return the profile nearest to the inputs; of several, the first. Raises the `InvalidArgument` of the first
+    profile if the inputs are outside of the bounds of all.
     """
     chosen, nearest = None, -1
     reason: InvalidArgument | None = None

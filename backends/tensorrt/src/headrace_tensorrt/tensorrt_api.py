@@ -1,8 +1,7 @@
 """The part of TensorRT's Python API that `headrace_tensorrt.plan_engine` uses, with the types of its bindings.
 
-TensorRT ships no types. A test without a GPU (``tests/backends/tensorrt/test_tensorrt_api.py``) compares these
-protocols with the signatures in the bindings' own classes. They were written for TensorRT 11.4. Add every further call
-here.
+TensorRT has no type stubs. A test without a GPU (``tests/backends/tensorrt/test_tensorrt_api.py``) compares these
+protocols with the signatures in the classes of the bindings. They are for TensorRT 11.4. Add every further call here.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class TrtCudaEngine(Protocol):
 
 
 class TrtRuntime(Protocol):
-    """Makes an engine from a plan."""
+    """Creates an engine from a plan."""
 
     engine_host_code_allowed: bool
     DLA_core: int
@@ -105,7 +104,7 @@ class TrtRuntime(Protocol):
 
 
 class TrtRefitter(Protocol):
-    """Gives an engine other weights."""
+    """Replaces weights of an engine."""
 
     def set_named_weights(self, name: str, weights: Any) -> bool: ...
 

@@ -5,7 +5,7 @@ A model is a directory with a version in it, and the version holds a SavedModel 
     models/digits/1/model.savedmodel/       # as tf.saved_model.save writes it; needs no config.pbtxt
     models/old/1/model.graphdef             # needs a config that names inputs and outputs
 
-The names of a SavedModel's inputs and outputs are the keys of its signature, those of a graph are its
+The names of a SavedModel's inputs and outputs are the keys of its signature; the names of a graph's are its
 nodes' (``image``) or tensors' (``image:0``). These are the settings that belong to TensorFlow::
 
     backend: "tensorflow"                   # or platform: "tensorflow_savedmodel", "tensorflow_graphdef"

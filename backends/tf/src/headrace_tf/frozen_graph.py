@@ -1,6 +1,6 @@
 """Frozen graphs: one file with a ``GraphDef`` whose variables have become constants.
 
-The file does not say which of its nodes are for callers, so that the config must.
+The file does not mark the nodes for callers, so the config must name them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _parse(tensorflow: Any, model: Model, path: Path) -> Any:
 
 
 def _tensor_named(name: str, known: Iterable[str], direction: str) -> str:
-    """Return ``node:0`` for a node's name, a tensor's name as it is. Raises `ConfigError` with the allowed ones."""
+    """Return ``node:0`` for the name of a node, and the name of a tensor unchanged. Raises `ConfigError` with the
+    allowed names."""
     known = sorted(known)
     if node_of(name) in known:
         return name if ":" in name else f"{name}:0"

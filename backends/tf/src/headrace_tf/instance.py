@@ -42,7 +42,7 @@ class TensorFlowInstance(Instance):
         self.any_thread = model.device.kind == "cpu" and not (has_pool or compiles or opened.repeats)
         self._pool, self._opened, self._device = pool, opened, model.device
         try:
-            # What Session.make_callable is made of, which takes no options.
+            # The implementation of Session.make_callable, which has no options.
             self._call: Callable[..., list[Any]] = opened.session._make_callable_from_options(options)
         except Exception as error:  # TensorFlow's own
             raise LoadError(f"unable to load model '{model.name}': '{graph.path}': {reword(error)}") from error

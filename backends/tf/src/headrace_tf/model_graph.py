@@ -60,7 +60,7 @@ class ModelGraph:
     - ``inputs`` and ``outputs`` map the names of the config to tensors. ``graph`` describes them; a shape of None there
       is the config's.
     - ``unranked``: tensors whose number of axes the file does not have.
-    - ``defaults``: values for inputs that a request leaves out.
+    - ``defaults``: values for inputs that a request lacks.
     - ``assets`` maps tensors to the files of the model that they name while it loads.
     - ``init_ops``: operators that run once, after the variables are restored.
     """

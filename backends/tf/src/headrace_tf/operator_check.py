@@ -16,8 +16,8 @@ from headrace_tf.operator_rules import FILE_INPUTS, why_refused
 #: An attribute by which the engine may put another function in the place of one that is called.
 _INTERCHANGEABLE = "api_implements"
 _PASSES_ON = ("Identity", "PlaceholderWithDefault")
-#: Operators that hand their inputs to a function as its arguments, and how many inputs come before those. Loops are
-#: not among them: what a function is given the second time, it has made itself.
+#: Operators that pass their inputs to a function as arguments, and the number of inputs before the arguments. Without
+#: loops: from the second time on, the function gets its own results.
 _CALLS: Mapping[str, int] = {
     "PartitionedCall": 0,
     "StatefulPartitionedCall": 0,
@@ -33,16 +33,16 @@ def check_operators(
 ) -> tuple[str, ...]:
     """Raise `LoadError` for a refused operator, with the file, the operator and the reason.
 
-    ``own`` are TensorFlow's operators, and whether each has state; those of the model's ``libraries`` may run as well.
+    ``own`` maps TensorFlow's operators to True if they have state. Operators of the model's ``libraries`` may run, too.
     Returns the tensors that name the files read by ``graph.init_ops``: the caller must set these names.
     """
     walk = _Walk(model, graph, own, libraries)
-    walk.go(graph.outputs.values(), may_read=False)
+    walk.check(graph.outputs.values(), may_read=False)
     if graph.checkpoint is not None:
-        for tensor in walk.go([graph.checkpoint.restore_op], may_read=True):
+        for tensor in walk.check([graph.checkpoint.restore_op], may_read=True):
             if not walk.is_passed_on(_tensor(graph.checkpoint.filename_tensor), tensor):
                 walk.refuse("RestoreV2", tensor, "it reads files other than the model's variables")
-    return tuple(walk.go(graph.init_ops, may_read=True))
+    return tuple(walk.check(graph.init_ops, may_read=True))
 
 
 class _Walk:
@@ -53,14 +53,15 @@ class _Walk:
         self._functions = {each.signature.name: each for each in graph.graph_def.library.function}
         self._gradients = {each.function_name: each.gradient_func for each in graph.graph_def.library.gradient}
         self._interchangeable = [name for name, each in self._functions.items() if _INTERCHANGEABLE in each.attr]
-        self._known: dict[tuple[str, bool], list[int]] = {}
+        self._checked: dict[tuple[str, bool], list[int]] = {}
         self._entered = set[str]()
         for name in self._functions.keys() & own.keys():
             self.refuse(name, name, "it is a function by the name of an operator")
 
-    def go(self, roots: Iterable[str], may_read: bool) -> list[str]:
-        """Check everything that ``roots``, nodes or tensors, need. The tensors of the graph that name files which it
-        reads; unless it ``may_read``, that is refused.
+    def check(self, roots: Iterable[str], may_read: bool) -> list[str]:
+        """Check all nodes that ``roots``, nodes or tensors, need. Return the tensors that name files to read.
+
+        Operators that read files are refused unless ``may_read``.
         """
         names: list[str] = []
         for node in needed_nodes(self._graph_def, roots):
@@ -68,7 +69,7 @@ class _Walk:
         return names
 
     def is_passed_on(self, origin: str, tensor: str) -> bool:
-        """True if ``tensor`` is ``origin``, passed on without any computation."""
+        """True if ``tensor`` has the value of ``origin``, without any computation."""
         seen = set[str]()
         while tensor not in seen and _tensor(tensor) != origin:
             seen.add(tensor)
@@ -93,7 +94,7 @@ class _Walk:
         )
 
     def _file_inputs(self, node: Any, may_read: bool) -> list[int]:
-        """Return the inputs of ``node`` that name files which it, or a function that it calls, reads."""
+        """Return the inputs of ``node`` that name files read by it or by a function that it calls."""
         if node.op in FILE_INPUTS and may_read:
             return [FILE_INPUTS[node.op]]
         if node.op not in self._functions and node.op not in self._libraries:
@@ -111,8 +112,8 @@ class _Walk:
         return sorted(index + skipped for index in read)
 
     def _file_arguments(self, name: str, may_read: bool) -> list[int]:
-        """Return the arguments of the function ``name`` that name files it reads. Each function is checked once."""
-        known = self._known
+        """Return the arguments of the function ``name`` that name files to read. Each function is checked once."""
+        known = self._checked
         if (name, may_read) in known:
             if name in self._entered and may_read:
                 self.refuse(name, name, "it calls itself, so that the files that it reads are unknown")

@@ -1,6 +1,6 @@
 """Libraries of operators, which a config names: ``model_operations { op_library_filename: "libmine.so" }``.
 
-They are native code, and the process's: TensorFlow unloads none, and an operator that is registered stays as it is. So
+They are native code for the whole process: TensorFlow unloads no library, and cannot replace a registered operator. So
 the same contents are loaded once, wherever they lie, and other contents in the place of a library that a model has
 loaded are refused: a second set of kernels would break the served models.
 """
@@ -23,7 +23,7 @@ _contents: dict[tuple[Path, str], str] = {}
 
 
 def load_libraries(tensorflow: Any, model: Model) -> frozenset[str]:
-    """Load what the config names, from the version's directory or the model's; the operators that came with it.
+    """Load the libraries in the config, from the version's directory or the model's. Return their operators.
 
     Raises `LoadError` naming the file, and `ConfigError` if the config came with a load request: native code is
     loaded from the repository only.

@@ -95,7 +95,7 @@ REFUSED: Mapping[str, str] = {
     "SnapshotDatasetReader": _READS,
     "SnapshotNestedDatasetReader": _READS,
 }
-#: Operators that leave an output unwritten unless this attribute is true, and the attribute's default.
+#: Operators that do not write all of an output unless this attribute is true, and the attribute's default.
 WRITES_ALL: Mapping[str, tuple[str, bool]] = {
     "Empty": ("init", False),
     "Eig": ("compute_v", True),
@@ -144,7 +144,7 @@ STATEFUL = frozenset(
         "LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler",
         "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
         "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt",
-        # the way through the graph; what these call is looked at, too
+        # control flow; the functions that these call are checked, too
         "Case", "If", "_If", "While", "_While", "StatefulPartitionedCall", "Assert", "CheckNumerics", "CheckNumericsV2",
         "Print", "_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "MutexV2", "MutexLock", "ConsumeMutexLock",
         # others that compute
@@ -156,9 +156,9 @@ STATEFUL = frozenset(
         "IsBoostedTreesEnsembleInitialized", "BoostedTreesGetEnsembleStates", "BoostedTreesSerializeEnsemble",
     )
 )  # fmt: skip
-#: Whole families of such operators: variables and tables by their handle, and arrays of tensors.
+#: Prefixes of further such operators: variables and tables by their handle, and arrays of tensors.
 STATEFUL_PREFIXES = ("Resource", "LookupTable", "TensorArray")
-#: Operators that read the file named by an input, and which input: let through where the file is the model's own.
+#: Operators that read a file, and the input that names it. They are allowed for the model's own files.
 FILE_INPUTS: Mapping[str, int] = {
     "RestoreV2": 0,
     "InitializeTableFromTextFile": 1,

@@ -16,7 +16,7 @@ DEFAULT_CPU_INSTANCES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """The parameters of one model for TensorFlow. A thread count of 0 lets Headrace choose."""
+    """The parameters of one model for TensorFlow. For a thread count of 0, Headrace chooses."""
 
     #: Threads within one operator, of all models of the process together: the first model that loads decides.
     #: 0: the cores of this process, divided by the CPU instances of that model.
@@ -25,9 +25,9 @@ class Parameters:
     inter_threads: int = field(default=0, metadata={"key": "TF_NUM_INTER_THREADS"})
     #: True: each session has its own threads for operators side by side.
     per_session_threads: bool = field(default=False, metadata={"key": "TF_USE_PER_SESSION_THREADS"})
-    #: The tag of the graph in a SavedModel; ``serve`` unless said.
+    #: The tag of the graph in a SavedModel; if empty, ``serve``.
     graph_tag: str = field(default="", metadata={"key": "TF_GRAPH_TAG"})
-    #: The signature of a SavedModel; ``serving_default`` unless said.
+    #: The signature of a SavedModel; if empty, ``serving_default``.
     signature_def: str = field(default="", metadata={"key": "TF_SIGNATURE_DEF"})
     #: Instances of one device that share a session, and so one copy of the variables.
     max_session_share_count: int = field(default=1, metadata={"key": "MAX_SESSION_SHARE_COUNT"})

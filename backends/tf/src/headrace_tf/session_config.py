@@ -35,7 +35,7 @@ def session_config(tensorflow: Any, model: Model, options: BackendOptions) -> An
 
 
 def _compile(tensorflow: Any, model: Model, config: Any) -> None:
-    """``optimization.graph.level``: XLA, where 1 is on and more is more; below 0 it is off, and 0 says nothing."""
+    """Set XLA by ``optimization.graph.level``: on from 1, more for more, off below 0, the default for 0."""
     level = model.config.optimization.graph.level
     levels = tensorflow.compat.v1.OptimizerOptions
     if not level:

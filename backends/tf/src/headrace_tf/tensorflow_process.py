@@ -18,9 +18,9 @@ from headrace_engines import read_libraries
 
 log = logging.getLogger("headrace.tensorflow")
 
-#: Its own lines about each operator that fails are warnings, and callers cause them: the answer has the error.
+#: TensorFlow logs a warning for each operator that fails, which callers can cause. The response has the error.
 _ERRORS_ONLY = "2"
-#: Lets ``optimization.graph.level`` turn XLA on for a session on the CPU; without such a level it changes nothing.
+#: Needed so that ``optimization.graph.level`` can turn XLA on for the CPU. Without a level it has no effect.
 _XLA_ON_CPU = "--tf_xla_cpu_global_jit"
 
 #: TensorFlow's text about an unknown operator: the name of the machine, and advice for TensorFlow 1.
@@ -32,9 +32,10 @@ _threads_of_process: int | None = None
 
 
 def load_engine() -> Any:
-    """Return the module ``tensorflow``; raises `LoadError` saying how to install it. Any thread; takes seconds once.
+    """Return the module ``tensorflow``. Any thread. The first call takes seconds.
 
-    What is set here in the environment, unless it is set already, TensorFlow reads while it is imported.
+    It sets environment variables that TensorFlow reads during its import, unless they are set. Raises `LoadError` with
+    the command that installs TensorFlow.
     """
     with _import_lock:
         if "tensorflow" in sys.modules:
@@ -51,7 +52,7 @@ def load_engine() -> Any:
                 "backend 'tensorflow' needs the package tensorflow, which cannot be imported "
                 f"({one_line(str(error))}); run: pip install tensorflow-cpu (or tensorflow[and-cuda] for GPUs)"
             ) from error
-        # Its logger writes to stderr by a handler of its own; the server's log has its lines, within limits.
+        # Its logger has a handler for stderr. The server's log gets its lines instead, rate-limited.
         logger = rate_limited_logger("tensorflow")
         for handler in tuple(logger.handlers):
             logger.removeHandler(handler)
@@ -111,7 +112,7 @@ def has_xla_on_cpu() -> bool:
 
 
 def registered_operators() -> Mapping[str, bool]:
-    """Return the present operators, those of libraries included; True for each with state."""
+    """Map the registered operators, with those of libraries, to True if they have state."""
     from tensorflow.core.framework import op_def_pb2
     from tensorflow.python.client import pywrap_tf_session
 
@@ -122,5 +123,5 @@ def registered_operators() -> Mapping[str, bool]:
 
 @cache
 def own_operators() -> Mapping[str, bool]:
-    """Return the operators that TensorFlow has of its own: asked for first before any library is loaded."""
+    """Return TensorFlow's own operators. The first call must precede the load of any library."""
     return registered_operators()

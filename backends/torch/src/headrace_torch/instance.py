@@ -158,7 +158,7 @@ class ForwardInstance(Instance):
                     return self._answer(inputs)
         except HeadraceError:
             raise
-        except (Exception, SystemExit) as error:  # pybind raises classes of its own, and a model may raise anything
+        except (Exception, SystemExit) as error:  # pybind has its own classes, and a model may raise any exception
             raise BackendError(f"PyTorch execute failure: {self._explain(error)}", Code.INTERNAL) from error
         finally:
             self._clean()

@@ -31,7 +31,7 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
             module = _load(torch, model, path, opened, None if model.device.kind == "model" else torch.device(device))
     except HeadraceError:
         raise
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         raise _failure(model, path, error) from error
     module.eval()
     for parameter in module.parameters():
@@ -74,7 +74,7 @@ def _check(torch: Any, model: Model, path: Path, opened: str) -> None:
         found = "" if is_trusted(model) else script_check.reason_for_trust(reader)
     except HeadraceError:
         raise
-    except Exception as error:  # pybind raises classes of its own
+    except Exception as error:  # pybind has its own exception classes
         raise _failure(model, path, error) from error
     if "constants.pkl" not in records:
         raise LoadError(
