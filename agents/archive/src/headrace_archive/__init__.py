@@ -1,12 +1,12 @@
-"""The repository agent ``archive``: models that are packed in the repository, and unpacked when they are loaded.
+"""The repository agent ``archive``: models that are packed in the repository and unpacked at their load.
 
 The directory of such a model has an archive (``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.zst``, ``.zip``, or TorchServe's
 ``.mar``) and a config that names the agent::
 
     model_repository_agents { agents { name: "archive" } }
 
-It is unpacked to a private directory, which is removed when the model is unloaded. Archives that could do harm are
-refused: links, devices, names that leave the directory, and more content than the limits allow.
+It is unpacked to a private directory, which is removed when the model is unloaded. Harmful archives are refused:
+ links, devices, names that leave the directory, and more content than the limits allow.
 """
 
 from __future__ import annotations

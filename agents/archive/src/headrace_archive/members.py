@@ -1,6 +1,6 @@
-"""The members of an archive: what may be unpacked, under which name, and how much.
+"""The rules for members of an archive: their kind, name and size.
 
-Every rule is checked before the member is written. `RefusedArchive` says which rule a member breaks.
+Every rule is checked before the member is written. `RefusedArchive` names the broken rule.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from headrace import one_line, why_path_leaves
 
 #: Read and written at once.
 CHUNK_BYTES = 1 << 20
-#: An archive may unpack to this, whatever its ratio.
+#: An archive may always unpack to this size, regardless of its ratio.
 _RATIO_FREE_BYTES = 64 << 20
-#: Of the file system with the temporary directory, this stays free.
+#: The free space to leave on the file system of the temporary directory.
 _DISK_FREE_BYTES = 256 << 20
 _PART_BYTES, _PATH_BYTES, _DEPTH = 255, 1024, 32
 
@@ -104,7 +104,7 @@ def shown(name: str) -> str:
 
 
 def is_hidden(parts: Iterable[str]) -> bool:
-    """True for files that Headrace ignores, and for those that macOS adds to archives."""
+    """True for files that Headrace ignores or that macOS adds to archives."""
     return any(part.startswith(".") or part in ("__pycache__", "__MACOSX") for part in parts)
 
 
@@ -112,7 +112,7 @@ class NameTable:
     """The files and directories of the unpacked model. Each name is taken once, on any file system."""
 
     def __init__(self) -> None:
-        #: By the name without case and in one Unicode form: the path, and whether it is a file.
+        #: The path, and True for a file, by the case-folded, normalized name.
         self._taken: dict[str, tuple[str, bool]] = {}
 
     def add(self, parts: tuple[str, ...], *, is_file: bool) -> None:

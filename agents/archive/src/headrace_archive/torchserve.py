@@ -74,7 +74,7 @@ class TorchServeArchive:
 
 
 def read_manifest(members: Iterator[ArchiveMember]) -> TorchServeArchive:
-    """Return what the manifest among ``members`` says. Raises `RefusedArchive`."""
+    """Return the content of the manifest among ``members``. Raises `RefusedArchive`."""
     for member in members:
         if member.name == MANIFEST and member.content is not None:
             content = member.content.read(_MANIFEST_BYTES)

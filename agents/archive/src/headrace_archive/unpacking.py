@@ -1,4 +1,4 @@
-"""Unpacks the archive of a model, as the parameters of the agent say."""
+"""Unpacks the archive of a model by the parameters of the agent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ READERS: Mapping[str, Reader] = {
 _CONFIG = "config.pbtxt"
 _LIMITS = tuple(field.name for field in fields(ArchiveLimits))
 _KNOWN = ("archive", "config", "into", "strip_components", *_LIMITS)
-#: What the readers of the standard library raise for a damaged archive, besides `OSError`.
+#: Errors of the standard library's readers for a damaged archive, besides `OSError`.
 _DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
     *(EOFError, ValueError, ArithmeticError, LookupError, NotImplementedError),
@@ -60,10 +60,10 @@ _DAMAGED = (
 class ArchiveSettings:
     """The parameters.
 
-    - ``archive``: the path of the archive in the model's directory; empty for the only one that is there.
-    - ``into``: the directory of the unpacked model that gets the members. For a ``.mar``, ``1`` by default.
-    - ``strip_components``: so many leading directories of each member are left out, as by ``tar``.
-    - ``config``: which ``config.pbtxt`` is used if the archive has one, too: ``archive`` or ``repository``.
+    - ``archive``: the path of the archive in the model's directory (default: the only one).
+    - ``into``: the directory of the unpacked model for the members (default for a ``.mar``: ``1``).
+    - ``strip_components``: the number of leading directories to remove from each member, as in ``tar``.
+    - ``config``: the ``config.pbtxt`` to use if there are two: ``archive`` or ``repository``.
     """
 
     archive: str
@@ -92,12 +92,12 @@ class ArchiveSettings:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of ``name`` that says which kind of archive it is; empty if it is none."""
+    """Return the suffix of ``name`` if it is one of an archive, or empty."""
     return next((suffix for suffix in READERS if name.lower().endswith(suffix)), "")
 
 
 def unpack(settings: ArchiveSettings, who: str, directory: Path, new_directory: Callable[[], Path]) -> Path:
-    """Unpack the archive in ``directory`` to a new directory, beside copies of the other files, and return that.
+    """Unpack the archive in ``directory``, and copy the other files, to a new directory. Return it.
 
     Raises `LoadError`, which begins with ``who``.
     """
@@ -207,7 +207,7 @@ class _Unpacking:
                 file.write(chunk)
 
     def _stripped(self, parts: tuple[str, ...], member: ArchiveMember) -> tuple[str, ...]:
-        """Return ``parts`` without the leading directories that ``strip_components`` leaves out."""
+        """Return ``parts`` without the first ``strip_components`` directories."""
         strip = self._settings.strip_components
         if member.content is not None and len(parts) <= strip:
             raise RefusedArchive(

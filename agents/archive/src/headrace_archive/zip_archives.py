@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from headrace_archive.members import CHUNK_BYTES, ArchiveMember, Budget, Content, RefusedArchive, shown
 
-#: The least bytes of an entry in the directory of an archive, and those for its name and extra fields.
+#: The minimum bytes of an entry in the directory of an archive, and the maximum for its name and extra fields.
 _ENTRY_BYTES = 46 + 466
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 

@@ -1,4 +1,4 @@
-"""The repository agent ``checksum``: a model is loaded only if its files have the digests that its config says."""
+"""The repository agent ``checksum``: a model is loaded only if its files have the digests in its config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace import (
 )
 
 _CHUNK_BYTES = 1 << 20
-#: What the key of a parameter begins with, and the algorithm.
+#: The prefix of the key of a parameter, and its algorithm.
 _ALGORITHMS = {"MD5": "md5", "SHA256": "sha256"}
 
 

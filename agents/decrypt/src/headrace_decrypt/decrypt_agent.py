@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from headrace_decrypt.file_format import Header
     from headrace_decrypt.model_keys import Keys
 
-#: What the name of an encrypted file ends with.
+#: The suffix of an encrypted file.
 SUFFIX = ".enc"
-#: Files that are never encrypted, because the server reads them before it asks an agent.
+#: Files that are never encrypted, because the server reads them before it calls an agent.
 CONFIGS = ("config.pbtxt", "configs/*.pbtxt")
 _KNOWN = ("key_env", "key_file", "plain")
 
@@ -25,8 +25,8 @@ _KNOWN = ("key_env", "key_file", "plain")
 class Decrypt(RepositoryAgent):
     """Decrypts every file whose name ends with ``.enc``, and refuses other files.
 
-    Parameters: ``key_file`` or ``key_env`` say where the keys are, and ``plain`` has patterns of files that may be
-    unencrypted beside the config, such as ``labels.txt,*.md``.
+    Parameters: ``key_file`` or ``key_env`` is the source of the keys, and ``plain`` has patterns of unencrypted files
+    besides the config, such as ``labels.txt,*.md``.
     """
 
     name = "decrypt"

@@ -23,7 +23,7 @@ class Settings:
 class Template(ResponseCache):
     name = "template"
     Parameters = Settings
-    is_remote = True  # a disk may be slow: threads ask, and what comes back is checked
+    is_remote = True  # a disk may be slow: it is read on threads, and its entries are checked
     threads = 4
     metrics = (PublishedMetric("headrace_template_answers", "Number of answers in the folder"),)
 
@@ -45,7 +45,7 @@ class Template(ResponseCache):
         path = self._path(key)
         written = path.with_suffix(f".{threading.get_ident()}")
         written.write_bytes(pack_response(response))
-        written.replace(path)  # no reader sees half an answer
+        written.replace(path)  # no reader gets half an answer
         with self._changing:
             self._paths[path] = None
             evicted = list(self._paths)[: max(0, len(self._paths) - self._most)]

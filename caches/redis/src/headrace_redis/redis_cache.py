@@ -13,9 +13,9 @@ from headrace import CachedResponse, ConfigError, InvalidArgument, ResponseCache
 if TYPE_CHECKING:
     import redis
 
-#: In front of every key. What a later version packs otherwise stands under another.
+#: The prefix of every key. It changes with the packed format.
 PREFIX = b"headrace:1:"
-#: How long a connection, and an answer, is waited for where the settings say nothing. Requests do not wait as long.
+#: The default timeouts of a connection and of an answer. Requests do not wait this long.
 _DEFAULT_TIMEOUT_MS = 5000
 _MAX_THREADS = 64
 
@@ -43,8 +43,8 @@ class RedisParameters:
     cacert: str = ""
     cacert_dir: str = ""
     sni: str = ""
-    max_entry_bytes: int = 64 << 20  #: of a packed response; larger ones are neither kept nor believed
-    expire_seconds: int = 0  #: after which Redis forgets an answer; 0 for never
+    max_entry_bytes: int = 64 << 20  #: of a packed response; larger ones are neither stored nor accepted
+    expire_seconds: int = 0  #: after which Redis removes an answer; 0 for never
 
     def __post_init__(self) -> None:
         if not self.host or not self.port:
@@ -121,7 +121,7 @@ def _try_files(parameters: RedisParameters) -> None:
 
 
 def _connect(parameters: RedisParameters) -> redis.Redis:
-    """A client that connects when it is first asked, and once only for each question: the model is the second try."""
+    """A client that connects at its first command, and does not retry: the model answers instead."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry

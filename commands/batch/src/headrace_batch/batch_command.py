@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: The endings of files, as `headrace_batch.row_files.KINDS` has them. Every server imports this module, and that one
 #: imports pyarrow.
 ENDINGS = (".parquet", ".arrow", ".csv", ".jsonl", ".npy")
-#: Exit code if some rows failed: the result is there, and says which.
+#: The exit code if some rows failed. The result names them.
 SOME_FAILED = 3
 #: Exit code after Ctrl-C, as of a shell.
 INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""One job: chunks are read, inferred and written as parts, several at a time; then the result is put together."""
+"""One job: reads chunks, infers several at a time, writes each as a part, and joins the parts to the result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def run(job: BatchJob, report: Callable[[JobProgress], None]) -> JobProgre
         model = server.engine.resolve(job.model, job.version)
         try:
             return await _Run(job, source, server, model, report).finish()
-        except (OSError, pa.ArrowException) as error:  # errors of the source say so
+        except (OSError, pa.ArrowException) as error:  # errors of the source name the place
             reason = getattr(error, "strerror", None) or error
             raise InvalidArgument(f"cannot write '{job.result}': {reason}") from error
 

@@ -13,9 +13,9 @@ from headrace_batch.row_files import ARRAY, Chunk, Column
 
 
 class ColumnMapping:
-    """The columns of each input. ``wanted`` maps inputs to patterns of columns; without one, a column of the same name.
+    """The columns of each input. ``wanted`` maps inputs to patterns of columns (default: the column of the same name).
 
-    ``known`` are the columns of the file; empty if only its rows tell.
+    ``known`` are the columns of the file; empty if its rows must be read first.
     """
 
     def __init__(self, model: ModelView, wanted: Mapping[str, str], known: Sequence[str]) -> None:

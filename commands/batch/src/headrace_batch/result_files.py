@@ -1,7 +1,7 @@
-"""Writes the result: its parts while it is made, and the file at the end.
+"""Writes the parts of the result, and the file at the end.
 
-A part has the rows of one chunk, in Arrow's format, and exists as a whole or not at all. A job that was killed goes on
-at the first part that is missing, so every row is in the result once.
+A part has the rows of one chunk in Arrow's format, and is written atomically. A killed job resumes at the first missing
+part, so every row is in the result once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace import InvalidArgument
 from headrace_batch.arrow_types import is_list
 
 _JOB = "job.json"
-#: A row group of Parquet is written when it has so many rows, or bytes.
+#: The size of a row group of Parquet, in rows or bytes.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 17, 64 << 20
 #: Marks a column that is copied from JSON lines: each value is the text of a JSON value.
 COPIED_JSON = {b"json": b"1"}
@@ -36,7 +36,7 @@ COPIED_JSON = {b"json": b"1"}
 class ResultParts:
     """The folder of the parts of one job, beside its result. One process at a time writes to it.
 
-    ``job`` says what is inferred. Raises `InvalidArgument` if the folder is of another job, or in use.
+    ``job`` describes the inference. Raises `InvalidArgument` if the folder belongs to another job or is in use.
     """
 
     def __init__(self, result: Path, job: Mapping[str, Any], restarts: bool) -> None:
@@ -115,7 +115,7 @@ def check_columns(path: Path, schema: pa.Schema) -> None:
 
 
 def write_result(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
-    """Write the file ``path``, as its ending says. It exists as a whole or not at all."""
+    """Write the file ``path`` atomically, in the format of its ending."""
     write = WRITERS[path.suffix.lower()]
     copied = [each.name for each in schema if each.metadata and COPIED_JSON.items() <= each.metadata.items()]
     if copied and write is not _write_json:
@@ -135,7 +135,7 @@ def _plain_text(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch
 
 
 def _write_parquet(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
-    """A row group has at least 131,072 rows or 64 MiB, as readers like it, not the rows of one part."""
+    """Write row groups of at least 131,072 rows or 64 MiB, which readers prefer to the rows of one part."""
     with pa.parquet.ParquetWriter(stream, schema) as writer:
         pending: list[pa.RecordBatch] = []
         for batch in batches:
@@ -180,7 +180,7 @@ def _write_json(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.Recor
 
 
 def _write_numpy(stream: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int) -> None:
-    """The only output, as an array. It has the same shape in all rows, and no row has failed."""
+    """Write the only output as an array. It has the same shape in all rows, and no row has failed."""
     (name,) = [each.name for each in schema if each.name != "error"]
     has_header = False
     for batch in batches:
@@ -227,7 +227,7 @@ def _plain(value: Any) -> Any:
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside ``path``, and put it in its place when it is on the disk."""
+    """Write a file beside ``path``, and rename it to ``path`` when it is on the disk."""
     beside = path.with_name(f".{path.name}.new")
     with beside.open("wb") as stream:
         write(stream)

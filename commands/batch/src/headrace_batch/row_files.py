@@ -1,7 +1,7 @@
 """Reads the rows of a file in chunks: Parquet, Arrow, CSV, JSON lines, NumPy.
 
-A chunk has its rows as columns by name. The columns of a CSV file are text, so that a wrong value is the error of its
-row, and not of the file. So is a line with more or fewer values than the header, and a line that is no JSON.
+A chunk has columns by name. The columns of a CSV file are text, so that a wrong value is an error of its row and not of
+the file. The same holds for a line with too many or too few values, and for a line that is no JSON.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Chunk:
 
 
 class RowFile:
-    """A file of rows. ``total`` is their number, or None if only reading tells."""
+    """A file of rows. ``total`` is their number, or None if it is known only after reading."""
 
     total: int | None = None
-    #: The columns by name, with their types, as far as the file says so: those of JSON lines are empty.
+    #: The types of the columns by name; empty for JSON lines.
     columns: Mapping[str, pa.DataType]
 
     def __init__(self, path: Path) -> None:
-        """Raises `InvalidArgument` if it is no such file."""
+        """Open the file. Raises `InvalidArgument` if it has another format."""
         self.path = path
         self.columns = {}
 
@@ -102,7 +102,7 @@ class CsvRows(RowFile):
         super().__init__(path)
         if line := line_of_open_quote(path):
             raise InvalidArgument(f"line {line} of '{path}' has a quote that is never closed")
-        #: Of each skipped row, its place in the file from 0, and the number of its values.
+        #: The place, from 0, and the number of values of each skipped row.
         self._places, self._counts, self._is_open = array("q"), array("q"), False
         reading = pa.csv.ReadOptions(block_size=_LONGEST_LINE, use_threads=False)  # threads do not number the rows
         parsing = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=self._skip)
@@ -133,7 +133,7 @@ class CsvRows(RowFile):
         """Yield all rows, with nulls in place of the skipped ones."""
         nothing = pa.RecordBatch.from_pylist([{}], self._reader.schema)
         row = filled = 0
-        for batch in self._reader:  # the rows before its last one that are skipped are noted now
+        for batch in self._reader:  # records the rows that are skipped before its last one
             done = 0
             while filled < len(self._places) and self._places[filled] - row <= len(batch) - done:
                 before = self._places[filled] - row
@@ -207,7 +207,7 @@ def open_rows(path: Path) -> RowFile:
 def _of_batches(
     batches: Iterator[pa.RecordBatch], size: int
 ) -> Iterator[tuple[Mapping[str, Column], int, Mapping[int, str]]]:
-    """Yield the rows of ``batches`` in pieces of exactly ``size`` but for the last."""
+    """Yield the rows of ``batches`` in pieces of ``size`` rows. The last piece may be smaller."""
     pending: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -225,7 +225,7 @@ def _of_batches(
 
 
 def _types(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the columns of a file by name, with their types as `_columns` gives them. Raises `InvalidArgument`."""
+    """Return the types of the columns of a file by name, as in `_columns`. Raises `InvalidArgument`."""
     found: dict[str, pa.DataType] = {}
     for each in schema:
         if each.name in found:
@@ -245,7 +245,7 @@ def _columns(table: pa.Table) -> Mapping[str, Column]:
 
 
 def _text(name: str, column: Column, broken: dict[int, str]) -> Column:
-    """Return a column of text with null in place of what is no UTF-8. Add to ``broken`` why."""
+    """Return a column of text, with null for each value that is no UTF-8. Add the reason to ``broken``."""
     assert isinstance(column, pa.Array)
     try:
         column.validate(full=True)

@@ -1,7 +1,7 @@
-"""Infers the rows of a chunk: in requests of as many rows as the model batches, some in flight at a time.
+"""Infers the rows of a chunk in requests of the model's batch size, several in flight at a time.
 
-If a request of several rows fails, each of its rows is asked alone: one wrong row fails no other. A row is asked twice
-if the model is not available, for example because its process has just ended.
+If a request of several rows fails, each of its rows is sent alone, so that a wrong row fails no other. A row is sent
+twice if the model is not available, for example because its process has crashed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace_batch.tensor_columns import Array, RowTensors, column_of, decoded,
 #: Rows by their place in a chunk, and each output for them, `[rows, ...]`.
 Piece: TypeAlias = "tuple[Sequence[int], list[Array]]"
 
-#: How long the second try of a row waits.
+#: The delay before the second try of a row.
 PAUSE_S = 2.0
 
 

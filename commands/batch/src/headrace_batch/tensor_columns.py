@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 class RowTensors:
-    """The tensors of one input, one for each row: an array of all rows if they have one shape, or else a list."""
+    """The tensors of one input, one per row: an array if all have one shape, otherwise a list."""
 
     def __init__(self, rows: Array | Sequence[Array]) -> None:
         self._rows = rows
@@ -85,7 +85,7 @@ def _row_by_row(column: Column, spec: Spec, broken: dict[int, str]) -> RowTensor
 
 
 def _from_arrow(column: pa.Array, spec: Spec) -> Array:
-    """Return ``[rows, *dims]``. Raises ValueError, or Arrow's errors, which say what is wrong with a value."""
+    """Return ``[rows, *dims]``. Raises ValueError, or an error of Arrow that names the wrong value."""
     values, count = column, len(column)
     while is_list(values.type):
         if values.null_count:
@@ -114,7 +114,7 @@ def _numbers(values: pa.Array, spec: Spec) -> Array:
 
 
 def _fitting(spec: Spec, elements: int, shape: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Return the shape of one row with so many elements: its own ``shape`` if that fits. Raises ValueError."""
+    """Return the shape of a row with this number of elements: its own ``shape`` if that fits. Raises ValueError."""
     dims = tuple(spec.dims)
     if shape is not None and len(shape) == len(dims) and all(d in (-1, s) for d, s in zip(dims, shape, strict=True)):
         return shape
@@ -127,7 +127,7 @@ def _fitting(spec: Spec, elements: int, shape: tuple[int, ...] | None = None) ->
 
 
 def _from_array(array: Array, spec: Spec) -> Array:
-    """Return a NumPy column as ``spec`` takes it. Raises `InvalidArgument`: all rows have the same fault."""
+    """Return a NumPy column in the form of ``spec``. Raises `InvalidArgument` if it does not fit, for all rows."""
     wanted = spec.datatype.numpy
     if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "safe"):
         raise InvalidArgument(f"the array has {array.dtype}; input '{spec.name}' takes {spec.datatype.name}")

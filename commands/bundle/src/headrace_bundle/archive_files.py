@@ -31,7 +31,7 @@ def check_ending(path: Path) -> str:
 
 @contextmanager
 def write_archive(file: IO[bytes], name: str) -> Iterator[tarfile.TarFile]:
-    """Give an archive that is written to ``file``, compressed as the ending of ``name`` says."""
+    """Yield an archive that is written to ``file``, compressed by the ending of ``name``."""
     with ExitStack() as stack:
         inner: Any = file
         if name.endswith(".gz"):

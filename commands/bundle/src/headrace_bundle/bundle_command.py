@@ -160,7 +160,7 @@ def _verify(path: Path | None, line: ProgressLine) -> int:
 
 @contextmanager
 def _scratch(output: Path) -> Iterator[Path]:
-    """Give a folder beside ``output``, on its file system, for what is made before it. It is removed at the end."""
+    """Yield a temporary folder beside ``output``, on its file system. It is removed at the end."""
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         yield Path(folder)
 

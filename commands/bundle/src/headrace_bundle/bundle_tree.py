@@ -1,8 +1,8 @@
-"""Makes the files of a bundle other than models: a virtual environment that runs wherever it stands.
+"""Writes the files of a bundle except models: a relocatable virtual environment.
 
-``headrace`` is a shell script. It finds the folder that it lies in, and starts ``bin/python`` there, a link to the
-system's Python. The folder is an environment for that Python, because ``pyvenv.cfg`` is in it (PEP 405): plugins, the
-processes of models and workers all find it by ``sys.executable``.
+``headrace`` is a shell script. It finds its own folder, and starts ``bin/python`` there, a link to the system's Python.
+The folder is an environment for that Python, because ``pyvenv.cfg`` is in it (PEP 405): plugins, the processes of
+models and workers all find it by ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def make_tree(tree: Path, wheels: Sequence[Path], target: TargetMachine, step: S
     step("install", f"{len(wheels)} wheels")
     quick = ("--no-deps", "--no-index", "--no-compile", "--root-user-action=ignore")
     run_pip("install", *quick, f"--target={site}", *target.pip_words(), *wheels, step=step)
-    shutil.rmtree(site / "bin", ignore_errors=True)  # each names the folder in which it was made
+    shutil.rmtree(site / "bin", ignore_errors=True)  # each contains the path of the folder in which it was created
     (tree / "bin").mkdir()
     (tree / "bin/python").symlink_to(f"{_SYSTEM}/python{target.python}")
     (tree / "bin/headrace").symlink_to("../headrace")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace import ConfigError, Inspector, InvalidArgument, ServerOptions
 
-#: What Python writes beside a model that it imports.
+#: The cache of Python beside an imported model.
 _CACHE = "__pycache__"
 _FILE = "file://"
 

@@ -42,7 +42,7 @@ class _Plugin:
 def choose(backends: Collection[str], plugins: Collection[str] | None) -> DistributionChoice:
     """Return core, the engines of ``backends``, and ``plugins`` by the name of entry point or distribution.
 
-    None stands for all plugins that are installed and have no backend. Raises `ConfigError` for one that is not
+    None selects all installed plugins without a backend. Raises `ConfigError` for one that is not
     installed. The caller has checked that the backends are.
     """
     installed = _installed_plugins()
@@ -108,7 +108,7 @@ def _requirements(roots: Collection[str], engines: Sequence[str]) -> Distributio
 
 
 def _installed_extras(one: Distribution) -> Iterator[str]:
-    """Yield what the extras of a plugin name, as far as it is installed, and neither a plugin nor a tool for them."""
+    """Yield the installed distributions in the extras of a plugin, except plugins and development tools."""
     for text in one.requires or ():
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -123,7 +123,7 @@ def _installed_extras(one: Distribution) -> Iterator[str]:
 
 
 def _closure(names: Collection[str]) -> set[str]:
-    """Return ``names`` and all that they require, as far as it is installed here."""
+    """Return ``names`` and their installed requirements."""
     seen: set[tuple[str, str]] = set()
     waiting = [(name, "") for name in names]
     while waiting:

@@ -89,7 +89,7 @@ def verify(path: Path, step: ShowStep) -> Verification:
 
 
 def digest(name: str, file: BinaryIO) -> str:
-    """Return what the manifest says of the file ``name`` with the content of ``file``."""
+    """Return the manifest's entry of the file ``name`` with the content of ``file``."""
     if name == _CONFIG:
         return f"sha256:{hashlib.sha256(_HOME.sub(b'', file.read())).hexdigest()}"
     hashed = hashlib.sha256()
@@ -99,7 +99,7 @@ def digest(name: str, file: BinaryIO) -> str:
 
 
 def link(name: str, target: str) -> str:
-    """Return what the manifest says of the link ``name`` to ``target``."""
+    """Return the manifest's entry of the link ``name`` to ``target``."""
     return "link:" if name == _PYTHON else f"link:{target}"
 
 

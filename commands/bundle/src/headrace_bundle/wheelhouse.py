@@ -114,7 +114,7 @@ def collect(
 
 
 def run_pip(*words: str | Path, step: ShowStep) -> None:
-    """Run pip. ``step`` is told what it does. Raises `ConfigError` with pip's words if it fails."""
+    """Run pip. ``step`` gets its progress. Raises `ConfigError` with pip's output if it fails."""
     command = [sys.executable, "-m", "pip", *map(str, words), "--disable-pip-version-check", "--no-input"]
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -139,7 +139,7 @@ def pin(wheels: Sequence[Path]) -> None:
 
 
 def publish(made: Path, output: Path) -> None:
-    """Put the folder ``made`` in the place of ``output``, which is another folder of wheels or nothing."""
+    """Move the folder ``made`` to ``output``, and replace a former folder of wheels."""
     if output.exists():
         if not output.is_dir() or any(path.suffix not in (".whl", ".txt") for path in output.iterdir()):
             raise InvalidArgument(f"'{output}' is no folder of wheels, and is not replaced")

@@ -22,9 +22,10 @@ from headrace_bundle.wheelhouse import TargetMachine
 def write_bundle(
     tree: Path, target: TargetMachine, models: Sequence[BundledModel], output: Path, step: ShowStep
 ) -> str:
-    """Write ``output``, whole or not at all, and return its SHA-256. Its one folder has its name, without the ending.
+    """Write ``output`` atomically, and return its SHA-256. Its one folder has its name without the ending.
 
-    Raises `InvalidArgument` for a file that cannot be read, or that changes meanwhile, and `OSError` for the output.
+    Raises `InvalidArgument` for a file that cannot be read, or that changes during the call, and `OSError` for the
+    output.
     """
     site = tree / f"lib/python{target.python}/site-packages"
     manifest = Manifest(
@@ -72,7 +73,7 @@ def _files_of(tree: Path) -> list[tuple[str, Path]]:
 
 
 def _add(archive: tarfile.TarFile, place: str, name: str, path: Path) -> str:
-    """Add the file ``path`` and return what the manifest says of it. Links of models are followed."""
+    """Add the file ``path`` and return its entry of the manifest. Links of models are followed."""
     if path.is_symlink() and not name.startswith("models"):
         member = _member(place, 0)
         member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())

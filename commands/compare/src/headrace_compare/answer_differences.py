@@ -15,7 +15,7 @@ from headrace_compare.named_tensors import NamedTensor
 
 #: Relative and absolute tolerance by datatype; every other datatype is compared exactly.
 TOLERANCES = {"FP64": (1e-7, 1e-9), "FP32": (1e-5, 1e-6), "FP16": (1e-3, 1e-3), "BF16": (1e-2, 1e-2)}
-#: What a document without a field, or a list without an entry, has.
+#: The value of a missing field or entry.
 ABSENT, NOTHING = "absent", "-"
 #: Fields of a server's metadata that name the server itself.
 IDENTITY = ("name", "version")
@@ -23,7 +23,7 @@ IDENTITY = ("name", "version")
 
 @dataclass(frozen=True, slots=True)
 class AnswerDifference:
-    """One difference: ``kind`` as "status" or "values", ``field`` where, and what each server says."""
+    """One difference: its ``kind``, such as "status" or "values", its ``field``, and the value of each server."""
 
     kind: str
     field: str
@@ -97,7 +97,7 @@ def compare_tensors(
 
 
 def _unequal(first: NamedTensor, second: NamedTensor, tolerances: Tolerances) -> tuple[np.ndarray[Any, Any], str]:
-    """Return which elements differ, and a note on the largest difference."""
+    """Return the mask of the elements that differ, and a note on the largest difference."""
     if first.datatype not in TOLERANCES:
         return first.values != second.values, ""
     rtol, atol = tolerances.of(first.datatype)

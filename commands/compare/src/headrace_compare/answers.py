@@ -19,7 +19,7 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """An answer: ``status`` is the code of the protocol; ``fields`` is what it has beside outputs."""
+    """An answer. ``status`` is the code of the protocol, ``fields`` everything except outputs."""
 
     status: str
     error: str = ""

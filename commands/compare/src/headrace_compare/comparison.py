@@ -22,7 +22,7 @@ from headrace_compare.answers import NO_ANSWER, ComparedServer, Unreachable
 from headrace_compare.documented import page_of, page_of_absent_statistics
 from headrace_compare.request_sources import ComparedRequest, completed
 
-#: Differences that are kept one by one; the rest is counted.
+#: The maximum number of stored differences. The rest is counted.
 MAX_KEPT = 10_000
 #: Requests in a row that neither server answers, after which the comparison ends.
 _MAX_UNANSWERED = 5
@@ -30,7 +30,7 @@ _MAX_UNANSWERED = 5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A difference, and where it was found. ``docs`` is the page that tells it; empty if none does."""
+    """A difference and its place. ``docs`` is the page that documents it, or empty."""
 
     model: str
     place: str
@@ -40,9 +40,9 @@ class Found:
 
 @dataclass(slots=True)
 class Comparison:
-    """The result. ``latencies_ns`` has those of both servers, in order.
+    """The result. ``latencies_ns`` has the latencies of both servers.
 
-    ``kinds`` counts the differences by their kind, and ``documented`` those that a page tells, by the page.
+    ``kinds`` counts undocumented differences by kind, ``documented`` counts documented ones by page.
     """
 
     found: list[Found] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     def add(self, model: str, place: str, differences: Iterable[AnswerDifference], page: str = "") -> int:
-        """Add ``differences``, which ``page`` tells, if it is given. Return how many there are that no page tells."""
+        """Add ``differences``, which ``page`` documents if it is not empty. Return the number of undocumented ones."""
         count = 0
         for each in differences:
             docs = page or page_of(each)
@@ -96,7 +96,7 @@ class Comparer:
             self.result.notes.append(note)
 
     def models(self) -> list[str]:
-        """Return the models that are ready on both servers; those of one only are differences."""
+        """Return the models that are ready on both servers. A model of only one server is a difference."""
         indices = [self._ready(target) for target in self._targets]
         one, other = indices
         for name in sorted({*one, *other}):
@@ -118,7 +118,7 @@ class Comparer:
         return {name: ", ".join(sorted(versions)) for name, versions in ready.items()}
 
     def compare_servers(self) -> None:
-        """Compare the metadata of the servers. Their names and versions are noted, and are no difference."""
+        """Compare the metadata of the servers. Names and versions are notes, not differences."""
         (_, one), (_, other) = (target.document("server") for target in self._targets)
         for target, each in zip(self._targets, (one, other), strict=True):
             if not isinstance(each, Mapping) or "name" not in each:
@@ -136,7 +136,7 @@ class Comparer:
                 self._add("", "server", [difference])
 
     def compare_model(self, model: str) -> ModelDocuments:
-        """Compare metadata, config and the shape of the statistics of ``model``, once. Return those of the first."""
+        """Compare metadata, config and fields of the statistics of ``model``, once. Return the first server's."""
         if model in self._documents:
             return self._documents[model]
         found = dict[str, Any]()
@@ -192,7 +192,7 @@ class Comparer:
                 yield each
 
 
-#: Called with the number of requests so far and of those that differ.
+#: Called with the number of requests so far, and the number of those that differ.
 Progress = Callable[[int, int], None]
 
 

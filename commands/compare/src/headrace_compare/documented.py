@@ -1,4 +1,4 @@
-"""Differences between Triton and Headrace that the documentation tells: they are listed, and do not count."""
+"""Documented differences between Triton and Headrace. They are listed but not counted."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PYTHON_MODELS = "docs/from-triton.md#python-models"
 
 
 def page_of(difference: AnswerDifference) -> str:
-    """Return the page that tells ``difference``; empty if none does."""
+    """Return the page that documents ``difference``, or empty."""
     is_of_one = NOTHING in (difference.first, difference.second)
     return _EXTENSIONS if difference.kind == "extensions" and is_of_one else ""
 
 
 def page_of_absent_statistics(path: str, config: Mapping[str, Any], statistics: Any) -> str:
-    """Return the page that tells that ``statistics``, of a model with ``config``, lack ``path``; empty if none does.
+    """Return the page that documents why ``statistics`` of a model with ``config`` lack ``path``, or empty.
 
-    Only those of Python models: Triton has no ``response_stats`` of them, which Headrace has if they are decoupled.
-    Headrace has no ``batch_stats`` of a model that has only answered with errors, which are successes for Triton.
+    Only for Python models. Triton has no ``response_stats`` of them; Headrace has, if they are decoupled. Headrace has
+    no ``batch_stats`` of a model that has only returned errors, which Triton counts as successes.
     """
     if config.get("backend") != "python":
         return ""

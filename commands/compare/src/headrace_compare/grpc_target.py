@@ -23,7 +23,7 @@ _DOCUMENTS = {
     "config": "ModelConfig",
     "statistics": "ModelStatistics",
 }
-#: Where a response has its values, if not as raw bytes.
+#: The field of the values of a response without raw bytes.
 _CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),

@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 30
 
 
 class HttpTarget:
-    """A server at an ``http://`` or ``https://`` address, by one connection that is kept."""
+    """A server at an ``http://`` or ``https://`` address. It uses one persistent connection."""
 
     protocol = "http"
 
@@ -60,7 +60,7 @@ class HttpTarget:
     def _ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        for is_last in (False, True):  # a kept connection may have been closed meanwhile
+        for is_last in (False, True):  # an idle connection may have been closed
             try:
                 self._connection.request(method, self._path + path, body, {**self._headers, **headers})
                 reply = self._connection.getresponse()

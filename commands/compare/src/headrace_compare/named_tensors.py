@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-#: Datatypes of fixed size. BF16 is held as FP32.
+#: Datatypes of fixed size. BF16 is stored as FP32.
 _NUMBERS = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
@@ -73,7 +73,7 @@ class NamedTensor:
 
     @property
     def is_whole(self) -> bool:
-        """True if there are as many values as the shape says."""
+        """True if the number of values fits the shape."""
         return len(self.values) == prod(self.shape)
 
 

@@ -1,4 +1,4 @@
-"""Headers that are sent with a request: those of a recorded one that are about its connection or its form are not."""
+"""Headers of a request: those of a recorded one, without headers of its connection or its encoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: The request is sent on another connection, and its body is encoded anew.
+#: The request is sent on another connection, and its body is encoded again.
 _NOT_SENT = frozenset(
     (
         *("connection", "content-encoding", "content-length", "content-type", "inference-header-content-length"),

@@ -1,4 +1,4 @@
-"""Requests to send: recorded ones from a file, or made from a model's metadata."""
+"""Requests to send: recorded ones from a file, or generated from a model's metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BadRequests(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRequest:
-    """An inference request: ``body`` is the JSON object of the v2 protocol, and ``place`` where it comes from."""
+    """An inference request: ``body`` is the JSON object of the v2 protocol, ``place`` its source."""
 
     place: str
     model: str
@@ -166,8 +166,8 @@ def made_requests(
 ) -> Iterator[ComparedRequest]:
     """Yield ``count`` requests with random inputs of the datatypes and shapes in ``metadata``.
 
-    The same ``seed`` gives the same requests. A variable dimension is 1 to 8, the same in all inputs that name it in
-    the same place.
+    The same ``seed`` gives the same requests. A variable dimension is 1 to 8, and equal in all inputs that have it at
+    the same position.
     """
     random = np.random.default_rng([seed, *model.encode()])
     most_rows = min(int(config.get("max_batch_size", 0)), _LARGEST_DIMENSION)

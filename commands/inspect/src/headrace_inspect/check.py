@@ -169,7 +169,7 @@ def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 
 def _repository_below(path: Path) -> Path | None:
-    """Return the first directory in ``path`` that holds models, if none in ``path`` is a model itself."""
+    """Return the first directory in ``path`` that contains models, unless a directory in ``path`` is a model."""
     folders = sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
     if any(map(Inspector.is_model, folders)):
         return None

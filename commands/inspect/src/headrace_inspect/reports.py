@@ -1,4 +1,4 @@
-"""Reports on one model: first the problems of its config, then, if there are none, those of a load.
+"""Reports on one model: the problems of its config, or, if there are none, the problems of a load.
 
 The result is a `ModelReport`. `locate` finds the file and line of an error of a load.
 """
@@ -102,7 +102,7 @@ def report_on(
     load: Callable[[str], list[LoadRefusal]] | None,
     scopes: ResourceScopes,
 ) -> ModelReport:
-    """Report on the model ``name``: on its config, and, if that has no problem, on a load of it by ``load``.
+    """Report on the config of the model ``name``, and, if it has no problem, on a load by ``load``.
 
     If ``load`` is None, no engine is started: the config is not completed, and only the fields that it has are checked.
     ``scopes`` has the rate limiter resources of all models.

@@ -1,4 +1,4 @@
-"""``headrace check --security``: what a server with given flags has open to whom, line by line."""
+"""``headrace check --security``: lists who may do what on a server with the given flags."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _PROGRAMS = ("headrace", "tritonserver")
 
 
 def review(words: Sequence[str], is_json: bool) -> int:
-    """Print what a server with the flags ``words`` has open to whom. Return 1 if something is open that the profile
-    ``public`` closes, or if the flags are refused; else 0.
+    """Print who may do what on a server with the flags ``words``.
+
+    Return 1 if something is open that the profile ``public`` closes, or if the flags are refused; otherwise 0.
 
     ``words`` may begin with ``headrace serve`` or ``tritonserver``.
     """

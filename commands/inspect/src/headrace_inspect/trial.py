@@ -41,7 +41,7 @@ class Trial:
             self._server.__exit__(kind, error, trace)
 
     def load(self, name: str) -> list[LoadRefusal]:
-        """Load the model ``name`` and unload it again. Return why versions did not load."""
+        """Load and unload the model ``name``. Return the reasons why versions did not load."""
         with _stdout_aside():
             return asyncio.run_coroutine_threadsafe(self._try(name), self._server.loop).result()
 

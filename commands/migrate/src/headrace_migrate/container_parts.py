@@ -1,4 +1,4 @@
-"""The parts of a container of Triton beside its command: image, ports, probes, volumes, memory and GPUs."""
+"""The parts of a container of Triton except its command: image, ports, probes, volumes, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ContainerParts:
         self.report.add(line, "resources", name, Verdict.NEEDS, _CUDA, "docs/containers.md#choose-what-is-inside")
 
     def read_path(self, path: str, line: int) -> None:
-        """Report on the path that a probe asks."""
+        """Report on the path of a probe."""
         if path.startswith("/api/"):
             detail = "Triton's first protocol: ask /v2/health/ready or /v2/health/live"
             self.report.add(line, "probe", path, Verdict.NOT_THERE, detail, "docs/kubernetes.md")

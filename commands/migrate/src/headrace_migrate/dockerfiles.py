@@ -13,7 +13,7 @@ from headrace_migrate.server_commands import ServerCommands
 from headrace_migrate.shell_words import NotClosed, Word, simple_commands
 from headrace_migrate.start_commands import ImageStart, StartCommands
 
-#: What a stage begins with, if no image of Headrace is named.
+#: The first lines of a stage if no image of Headrace is named.
 BASE = "python:3.12-slim-bookworm"
 _DIRECTORY = "/opt/tritonserver"
 #: The user of Triton's images.
@@ -29,7 +29,7 @@ class Dockerfiles:
     def __init__(self, report: Report, commands: ServerCommands, parts: ContainerParts, image: str) -> None:
         self._report, self._commands, self._parts, self._image = report, commands, parts, image
         self._edits = parts.edits
-        #: What each named stage starts.
+        #: The start command of each named stage.
         self._starts: dict[str, ImageStart] = {}
         #: The values of ARG before the first FROM, and the places of their values.
         self._arguments: dict[str, tuple[str, tuple[int, int]]] = {}

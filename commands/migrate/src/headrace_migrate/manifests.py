@@ -21,14 +21,14 @@ _REPOSITORY_FLAGS = ("--model-repository", "--model-store")
 
 
 class Manifests:
-    """Reads documents into ``report``, and notes the changes in the edits of ``parts``."""
+    """Reads documents into ``report``, and adds the changes to the edits of ``parts``."""
 
     def __init__(self, report: Report, commands: ServerCommands, parts: ContainerParts) -> None:
         self._report, self._commands, self._parts = report, commands, parts
         self._edits = parts.edits
         self._scripts = ShellScripts(commands, parts)
         self._read_sequences = set[int]()
-        #: Whether anything of Triton was found.
+        #: True if anything of Triton was found.
         self.found = False
 
     def read(self, roots: Iterable[yaml.Node]) -> None:
@@ -108,7 +108,7 @@ class Manifests:
         self._scripts.read(source, locate)
 
     def _drop_item(self, items: Sequence[yaml.Node], index: int) -> None:
-        """Take an item out of its sequence: its line, or the item with the comma beside it."""
+        """Remove an item from its sequence: its line, or the item with its comma."""
         text, node = self._edits.text, items[index]
         start, end = node.start_mark.index, node.end_mark.index
         head = text.rfind("\n", 0, start) + 1

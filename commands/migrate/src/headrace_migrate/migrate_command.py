@@ -21,7 +21,7 @@ BAD_INPUT = 2
 
 
 class Migrate(Command):
-    """Says what of a deployment runs as it is, and writes it anew."""
+    """Reports the differences of a deployment, and writes the new one."""
 
     name = "migrate"
     help = "say what of a deployment of Triton runs as it is, and write the new one"

@@ -19,7 +19,7 @@ SETTINGS = "model-settings.json"
 _SERVER_SETTINGS = "settings.json"
 _PAGE = "docs/migrating.md#mlserver"
 _SKLEARN = "mlserver_sklearn.SKLearnModel"
-#: Where MLServer looks for a model of scikit-learn, in a directory without a name of a file.
+#: The default file names of MLServer for a model of scikit-learn.
 _WELL_KNOWN = ("model.joblib", "model.pickle", "model.pkl")
 _MAX_ROWS, _LONGEST_DELAY_S, _MAX_INSTANCES = 1_000_000, 3600, 1024
 _MODULES = {"mlserver_xgboost", "mlserver_lightgbm", "mlserver_catboost"}

@@ -24,7 +24,7 @@ _SAME = {
     "kserve-grpc-port": "grpc-port",
     "tritonserver-log-verbose-level": "log-verbose",
 }
-#: What becomes of the other flags with a value.
+#: The verdicts on the other flags with a value.
 _ELSEWHERE = {
     "tokenizer": (Verdict.CHANGED, "left out: the model has its tokenizer and its chat template"),
     "uvicorn-log-level": (Verdict.CHANGED, "left out: no uvicorn is here"),

@@ -20,14 +20,14 @@ class Verdict(Enum):
     NOT_THERE = "not there"
 
 
-#: What makes the exit code 1: somebody has to look.
+#: The verdicts for which the exit code is 1.
 _TO_SEE = (Verdict.DIFFERS, Verdict.NOT_THERE)
 
 
 class BadInput(Exception):
-    """The input cannot be read, or is none of those that are known. Nothing is written.
+    """The input cannot be read or has an unknown format. Nothing is written.
 
-    ``line`` is the line of the input, from 1; 0 if the reason names the place itself.
+    ``line`` is the line of the input, from 1; 0 if the message has the place.
     """
 
     def __init__(self, reason: str, line: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A command that starts ``tritonserver``, in whatever text it stands: its program, its flags and what is left out."""
+"""A command that starts ``tritonserver``: its program, its flags, and the words to leave out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_migrate.text_edits import TextEdits
 
 #: NVIDIA's own entry point, which an image of Headrace does not have.
 _ENTRY_POINT = "nvidia_entrypoint.sh"
-#: Where images of Triton and of Headrace have the program.
+#: The paths of the program in images of Triton and of Headrace.
 _PATH = "/opt/tritonserver/bin/tritonserver"
 #: Programs of Triton's images that start a server in another way.
 _OTHER_STARTERS = ("launch_triton_server.py", "run_server.sh", "nvidia-pytriton")
@@ -39,7 +39,7 @@ class ServerCommands:
         self._flags = FlagReview(report)
         #: The repositories that were named, as they are written.
         self.repositories: list[str] = []
-        #: How many commands of Triton's program there were.
+        #: The number of commands of Triton's program so far.
         self.found = 0
 
     def read(self, words: Sequence[PlacedWord]) -> list[int]:
@@ -87,7 +87,7 @@ class ServerCommands:
         self._report.add(program.line, "program", name, verdict, detail, "docs/tritonserver.md")
 
     def read_flags(self, words: Sequence[PlacedWord]) -> list[int]:
-        """Report on the flags of a program that is named elsewhere. Return the indices to leave out."""
+        """Report on flags without their program. Return the indices to leave out."""
         self.found += 1
         reviewed = self._flags.read([word.text for word in words], [word.line for word in words])
         self.repositories += reviewed.repositories

@@ -11,7 +11,7 @@ from headrace import ConfigError, FlagHelp, Serve, distribution_of, parse_option
 from headrace_migrate.report import Report, Verdict
 
 _PAGE = "docs/flags.md"
-#: Pages that say more of a flag than the table of flags.
+#: Pages with more details on a flag than the table of flags.
 _PAGES = {
     "allow-client-shm": "docs/shared-memory.md",
     "allow-sagemaker": "docs/cloud-routes.md",
@@ -22,23 +22,21 @@ _PAGES = {
     "trace-config": "docs/tracing.md",
 }
 _REPOSITORIES = ("model-repository", "model-store")
-#: Values that something else fills in: a shell, Kubernetes, Compose or Helm.
+#: Values with variables of a shell, Kubernetes, Compose or Helm.
 _VARIABLE = re.compile(r"\$[\w{(@*?]|`")
 _EXTRA = re.compile(r"Needs (headrace\[\w+\])")
-#: Flags that are no error of their own only together with this one.
+#: Flags that are valid only together with this one.
 BASE = ("--model-repository=/",)
 
 
 def has_variable(word: str) -> bool:
-    """True if something else, such as a shell, replaces a part of ``word``."""
+    """True if ``word`` contains a variable, for example of a shell."""
     return _VARIABLE.search(word) is not None
 
 
 @dataclass(slots=True)
 class ReviewedFlags:
-    """The meaning of the words of a command line. ``dropped`` are the indices of words that a new command line leaves
-    out.
-    """
+    """The parsed words of a command line. ``dropped`` are the indices of words that the new command line omits."""
 
     dropped: set[int] = field(default_factory=set)
     repositories: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What an image starts: the last ENTRYPOINT and the last CMD of its stage, or those of the stage below.
+"""The start command of an image: the last ENTRYPOINT and the last CMD of its stage, or those of the stage below.
 
 Source: Docker's Dockerfile reference, "Understand how CMD and ENTRYPOINT interact".
 
@@ -31,7 +31,7 @@ _JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 @dataclass(slots=True)
 class ImageStart:
-    """What a stage starts. ``owns_command`` is False for a CMD of the stage below."""
+    """The start command of a stage. ``owns_command`` is False for a CMD of the stage below."""
 
     entry: Instruction | None = None
     command: Instruction | None = None

@@ -1,7 +1,7 @@
 """TorchServe's ``.mar``: its manifest, its ``model-config.yaml``, and the model repository that serves it.
 
 Source: ``MAR-INF/MANIFEST.json`` of torch-model-archiver; TorchServe's page on model-config.yaml. The archive itself is
-kept: the repository agent ``archive`` unpacks it when the model is loaded.
+not changed: the repository agent ``archive`` unpacks it at the load of the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace_migrate.yaml_documents import documents, fields_of, text_of
 _MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_BYTES = 1 << 20
 _PAGE = "docs/migrating.md#torchserve"
-#: Handlers of TorchServe whose input tensor is known, and what they do beside the model.
+#: Handlers of TorchServe with a known input tensor, and their steps around the model.
 _HANDLERS = {
     "image_classifier": ("3, 224, 224", "decodes, resizes, crops and normalizes images; softmax and the top 5 classes"),
 }
@@ -60,7 +60,7 @@ def read_archive(path: Path, report: Report) -> WrittenModel | None:
 
 
 def _read_handler(handler: str, report: Report) -> str | None:
-    """Return the inputs and outputs that ``handler`` implies; None if it does not say them."""
+    """Return the inputs and outputs of ``handler``; None if it does not imply them."""
     known = _HANDLERS.get(handler.partition(":")[0])
     if known is None:
         what = "tensors of any shape" if handler in _OTHER_HANDLERS else "code for TorchServe's interface"

@@ -1,4 +1,4 @@
-"""YAML as nodes with places in the text. No object is made of it, and an alias is the node of its anchor."""
+"""YAML as nodes with places in the text. No objects are constructed. An alias is the node of its anchor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 from headrace_migrate.report import BadInput
 
-#: Nodes of one file: more than any manifest has. An alias is no further node.
+#: The maximum number of nodes of one file. An alias adds none.
 _MAX_NODES = 500_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -49,7 +49,7 @@ def nodes_of(root: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def fields_of(node: yaml.Node | None) -> dict[str, yaml.Node]:
-    """Return the fields of a mapping with text as keys, those of merged mappings (``<<``) included; else none."""
+    """Return the text-keyed fields of a mapping, with those of merged mappings (``<<``). Empty for other nodes."""
     found, waiting, seen = dict[str, yaml.Node](), [node], set[int]()
     while waiting:
         mapping = waiting.pop(0)

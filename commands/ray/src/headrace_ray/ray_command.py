@@ -96,9 +96,9 @@ def _deploy(application: object, arguments: argparse.Namespace) -> int:
 
 
 def _check_address(address: str) -> None:
-    """Raise `OSError` if nothing listens at the HOST:PORT ``address``, of which Ray would ask for 80 s.
+    """Raise `OSError` if nothing listens at the HOST:PORT ``address``. Ray itself would retry for 80 s.
 
-    Raises `ValueError` for what starts a cluster that ends with this command.
+    Raises `ValueError` for an address that starts a cluster for the time of this command.
     """
     if address == "local":
         raise ValueError("a cluster that ends with this command: start one by 'ray start --head'")

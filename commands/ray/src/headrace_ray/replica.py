@@ -1,4 +1,4 @@
-"""A server in the process of a replica. It knows nothing of Ray, which calls it."""
+"""A server in the process of a replica. Ray calls it; it does not import Ray."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODELS = "/v2/models/"
 
 
 class Replica:
-    """A server, and what Ray asks of it. All methods run on the event loop that `start` ran on."""
+    """A server with the methods that Ray calls. All run on the event loop of `start`."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.server = Server(options)

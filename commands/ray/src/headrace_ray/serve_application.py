@@ -1,4 +1,4 @@
-"""The application of Ray Serve. Ray is imported when one is made."""
+"""The application of Ray Serve. Ray is imported at its creation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headrace_ray.replica import App, Replica
 if TYPE_CHECKING:
     from ray.serve import Application
 
-#: Requests that a replica has at a time. Ray's own default, 5, would leave no requests to make a batch of.
+#: The maximum requests of a replica. Ray's default, 5, is too few to form batches.
 MAX_ONGOING_REQUESTS = 100
-#: How often the metrics of a replica are given to Ray.
+#: The interval at which the metrics of a replica are sent to Ray.
 METRICS_S = 5.0
 
 
@@ -29,7 +29,7 @@ def deployment(
 ) -> Application:
     """Return an application of Ray Serve whose replicas serve ``model_repository``.
 
-    The repository must be there on every node: a volume that all mount, or a URL of a cloud. With
+    The repository must exist on every node: a shared volume or a cloud URL. With
     ``models_per_replica``, a replica loads a model at its first request, and keeps the last ones used (Ray's model
     multiplexing). ``settings`` are those of ``serve.deployment``, such as ``num_replicas``, ``autoscaling_config`` or
     ``ray_actor_options``.

@@ -1,4 +1,4 @@
-"""Headrace under systemd: tells it that the server is ready, alive or stopping, and prints the units.
+"""Headrace under systemd: notifies it that the server is ready, alive or stopping, and prints the units.
 
 Flags: none. Without the variable ``NOTIFY_SOCKET``, which systemd sets, nothing is sent.
 """

@@ -16,8 +16,8 @@ log = logging.getLogger("headrace.service")
 class Notifications:
     """The messages of one server to systemd. Event loop only.
 
-    While the server runs, a timer of the event loop says that it is alive, twice in each interval of the watchdog. If
-    something blocks the loop for longer, systemd ends the process by SIGABRT, and starts it again.
+    While the server runs, a timer of the event loop sends a keep-alive twice in each interval of the watchdog. If the
+    loop is blocked for longer, systemd ends the process by SIGABRT and restarts it.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Notifications:
             self._keep_alive(interval_s / 2)
 
     def stop(self) -> None:
-        """Say that the server stops. Its watchdog goes on, since requests in flight are still answered."""
+        """Notify that the server stops. Keep-alives continue, because requests in flight are still answered."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def _keep_alive(self, interval_s: float) -> None:

@@ -40,9 +40,9 @@ class TritonServer(Serve):
         return FAILED
 
     def refuse(self, error: ConfigError, groups: Sequence[type[OptionGroup]]) -> int:
-        """Print what Triton prints: getopt's errors before the usage, other errors in a flag after it.
+        """Print errors as Triton does: getopt's before the usage, other errors of flags after it.
 
-        A command line without a repository is no error in a flag, but in the creation of a server.
+        A missing repository is an error of the creation of the server, not of a flag.
         """
         if error.message == _NO_REPOSITORY:
             print(f"error: creating server: {error.code.value} - {error.message}", file=sys.stderr)

@@ -50,7 +50,7 @@ GROUPS = {
 }
 #: The group of the flags that Triton does not have.
 OTHERS = "Headrace"
-#: How Triton writes the arguments of most flags.
+#: Triton's notation of the arguments of most flags.
 _KINDS = {
     **dict.fromkeys(("<bool>",), "<boolean>"),
     **dict.fromkeys(("<n>", "<s>", "<ms>", "<bytes>", "<port>", "<level>"), "<integer>"),

@@ -1,8 +1,7 @@
-"""The dashboard of a server: a page that shows what its HTTP routes say, at ``/dashboard``.
+"""The dashboard of a server: a page at ``/dashboard`` that shows data of its HTTP routes.
 
-The page asks the routes that all clients ask, so what protects them protects it. It is a plugin of static files and
-two routes that no client has: counts and memory of all models, and the last log records. A server that nobody looks at
-pays nothing.
+The page uses the routes of all clients, so the same access rules apply. The plugin has static files and two routes of
+its own: counts and memory of all models, and the last log records. Without a reader, it costs nothing.
 """
 
 from __future__ import annotations

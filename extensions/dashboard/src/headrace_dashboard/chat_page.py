@@ -1,4 +1,4 @@
-"""A page to chat with a model that generates text. Admission holds for its requests, as for those of any client."""
+"""A page to chat with a model that generates text. Its requests pass admission like those of any client."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LOG = ExtensionOperation("dashboard_log", "logging")
 
 _JSON = ((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store"))
 
-#: How many models are counted in one turn of the event loop, for about 1 ms.
+#: The number of models that are counted in one turn of the event loop, in about 1 ms.
 _MODELS_PER_TURN = 32
 
 #: The servers of this process that have started.

@@ -1,4 +1,4 @@
-"""The memory of loaded models, as far as the server can measure it."""
+"""The measured memory of loaded models."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class ProcessMemory:
     """
 
     def __init__(self, pause_s: float = 2.0) -> None:
-        #: By executor, when it was measured, in monotonic seconds, and its bytes.
+        #: The time of the measurement, in monotonic seconds, and the bytes of each executor.
         self._measured: WeakKeyDictionary[Executor, tuple[float, int]] = WeakKeyDictionary()
         self._pause_s, self._ended_s = pause_s, -pause_s
 
     def measure(self, models: Sequence[ServedModel]) -> None:
-        """Measure processes of ``models`` for 10 ms: new ones first, then those that were measured longest ago.
+        """Measure processes of ``models`` for 10 ms: new ones first, then those with the oldest measurement.
 
-        So what it costs depends neither on the number of processes nor on that of the readers.
+        So the cost depends neither on the number of processes nor on the number of readers.
         """
         began_s = time.monotonic()
         if began_s - self._ended_s < self._pause_s:

@@ -1,11 +1,10 @@
-"""The lines of the access log, many at once, from the records of operations.
+"""Formats many lines of the access log at once, from the records of operations.
 
-Callers choose ids, names of models and addresses. So a text is written as it is if it has only letters, digits and a
-few signs, and as a JSON string in ASCII if it has anything else: no caller can end a line, add a field, or write to a
-terminal.
+Callers choose ids, model names and addresses. So a text of only letters, digits and a few signs is written unchanged,
+and any other text as a JSON string in ASCII: no caller can end a line, add a field, or write to a terminal.
 
-A template is kept for what many lines have in common, such as caller, model and status. The templates of all lines are
-joined and filled by one ``%``: nearly all of the work is done in C.
+The common part of lines, such as caller, model and status, is a cached template. The templates of all lines are joined
+and filled by one ``%``, so that nearly all work is done in C.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import numpy as np
 
 from headrace import Code, FinishedInference
 
-#: Texts of callers are cut to so many characters.
+#: The maximum characters of a text of a caller.
 LONGEST = 256
-#: At most this many templates are kept, because callers choose some of what is in them.
+#: The maximum number of cached templates. Callers choose parts of them.
 _MAX_TEMPLATES = 1024
 _SIGNS = "_.:/@+-"
 _PLAIN = re.compile(rf"[A-Za-z0-9{_SIGNS}]+").fullmatch
@@ -50,7 +49,7 @@ class Access(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """What a template is made for."""
+    """The fields that a template contains."""
 
     transport: str
     operation: str
@@ -135,7 +134,7 @@ class TextLines:
 
     @staticmethod
     def note(dropped: int) -> str:
-        """Return the line that says how many records were dropped."""
+        """Return the line with the number of dropped records."""
         return f"# {dropped} records were dropped\n"
 
     @staticmethod

@@ -40,7 +40,7 @@ WRITTEN, DROPPED = "headrace_access_log_written_total", "headrace_access_log_dro
 
 
 class AccessLog(Interceptor):
-    """Logs every operation. An inference that a model asks for is part of another."""
+    """Logs every operation. A call between models is part of its inference."""
 
     name: ClassVar[str] = "access-log"
     first: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class AccessLog(Interceptor):
         record = self._running.get(caller)
         if record is not None:
             record.version, record.request_id = model.version, request.id[:LONGEST]
-            # An input that does not fit its shape has no size. The check, which comes next, refuses it.
+            # An input that does not fit its shape has no size. The next check refuses it.
             record.request_bytes = sum([getattr(tensor, "nbytes", 0) for tensor in request.inputs.values()])
 
 
@@ -84,7 +84,7 @@ class SampledAccessLog(AccessLog):
         self.spared = self._options.sample - 1
 
     def samples(self, operation: AnyOperation, model: object, traceparent: str) -> bool:
-        if self.spared:  # core asks nevertheless about operations that are no inferences
+        if self.spared:  # core calls it also for operations that are no inferences
             self.spared -= 1
             return False
         self.spared = self._options.sample - 1
@@ -115,7 +115,7 @@ class ExecutionTimes(TimeKeeper):
 
 
 class AccessLogFile(Extension):
-    """Has each execution timed, counts the lines, and closes the file when the server has stopped."""
+    """Enables execution times, counts the lines, and closes the file when the server has stopped."""
 
     name: ClassVar[str] = "access-log"
     metrics: ClassVar[Sequence[PublishedMetric]] = (

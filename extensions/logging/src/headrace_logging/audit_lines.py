@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from headrace_logging.access_lines import LONGEST, quoted, second, word
 from headrace_logging.secret_texts import without_secrets
 
-#: Of the details of an operation, and of an error, so many characters are written.
+#: The maximum characters of the details of an operation, and of an error.
 _LONGEST_DETAILS, _LONGEST_ERROR = 2048, 512
-#: Names of details that are not given to a file, whatever a plugin notes.
+#: Names of details that are never written to the file.
 _SECRET = ("secret", "password", "token", "authorization", "credential")
 
 
 class Audited(NamedTuple):
-    """One thing that happened, at a monotonic time.
+    """One event at a monotonic time.
 
     ``event`` is ``operation`` (a control operation ended), ``refused`` (an interceptor refused an operation),
-    ``left_out`` (lines that were not written), or ``server`` (what the server did by itself).
+    ``left_out`` (lines that were not written), or ``server`` (an action of the server itself).
     """
 
     at_ns: int

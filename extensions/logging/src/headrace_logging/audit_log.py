@@ -1,12 +1,12 @@
-"""The audit log: who has changed what, and who was refused.
+"""The audit log: changes with their callers, and refused callers.
 
 ::
 
     AuditLog.admit        a control operation: an `AuditedOperation` watches it
-    AuditedOperation      what it was asked to change, and how it ended
+    AuditedOperation      its requested change and its outcome
     AuditLog.refused      an interceptor has refused any operation, such as an inference
     AuditLogFile          models that were loaded and unloaded, also by poll or at start
-    EventHandler          records of the logger ``headrace.audit``, such as that a key file was read again
+    EventHandler          records of the logger ``headrace.audit``, for example of a changed key file
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from headrace_logging.audit_options import AuditLogOptions
 from headrace_logging.audit_trail import AuditTrail
 
 WRITTEN, DROPPED, LEFT_OUT = (f"headrace_audit_log_{each}_total" for each in ("written", "dropped", "left_out"))
-#: What plugins and core write to this logger, or to one below it, is in the audit log, too.
+#: Records of this logger, and of loggers below it, are in the audit log.
 LOGGER = logging.getLogger("headrace.audit")
 
 #: The categories of operations that change nothing.
 _READING = frozenset(("inference", "health", "metadata", "model-config", "statistics", ""))
-#: Operations of other categories that change nothing, or nothing unless they note it.
+#: Operations of other categories that change nothing, or record a change themselves.
 _PERHAPS = frozenset(
     (Operation.INDEX, Operation.SHARED_MEMORY_STATUS, Operation.LOG_SETTINGS, Operation.TRACE_SETTINGS)
 )
@@ -59,7 +59,7 @@ class AuditLog(Interceptor):
         super().__init__(options)
         self._options = options.group(AuditLogOptions)
         self._running: dict[Caller, AuditedOperation] = {}
-        #: No inference is taken, and core need not ask about one.
+        #: It handles no inferences, so core need not call it for them.
         self.spared = sys.maxsize
         if self.enabled:
             self._trail = self._options.trail
@@ -82,12 +82,12 @@ class AuditLog(Interceptor):
     def refused(self, caller: Caller, error: HeadraceError) -> None:
         record = self._running.pop(caller, None)
         if caller.parent is not None and _is_list(caller.parent):
-            return  # a list leaves out what the caller may not see: he did not ask for it
+            return  # a list omits models that the caller may not see, which is no refusal
         self._trail.refused(caller, error, {} if record is None else record.details)
 
 
 def _is_list(caller: Caller) -> bool:
-    """True if the operation asks by itself for each model that it tells of, such as ``GET /v1/models``."""
+    """True if the operation authorizes each model separately, such as ``GET /v1/models``."""
     operation = caller.operation
     return getattr(operation, "has_parts", False) and operation is not None and operation.category == "metadata"
 

@@ -1,12 +1,12 @@
-"""What is written to the audit log, and how much of it: the bounds that a flood meets.
+"""The content of the audit log, and its limits in a flood.
 
 ::
 
     refusals, and operations that failed    --audit-log-refusals a second; none if the file has --audit-log-size
     operations that succeeded               100 a second; none if the file has twice that size
-    what the server does by itself          all
+    actions of the server itself            all
 
-Each second in which lines are left out has one line that says how many.
+Each second in which lines are left out has one line with their number.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from headrace import Caller, HeadraceError
 from headrace_logging.audit_lines import Audited, AuditJson, AuditText
 from headrace_logging.line_file import LineFile
 
-#: Operations per second that succeed and have a line of their own.
+#: The maximum number of lines of successful operations per second.
 _OPERATIONS = 100
-#: So many seconds of lines may come at once.
+#: The burst, in seconds of lines.
 _BURST_S = 10
 _NS = 1_000_000_000
 

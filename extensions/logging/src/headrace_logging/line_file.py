@@ -1,8 +1,8 @@
-"""The file of the access log, or of the audit log, written by a thread of its own.
+"""The file of the access log or of the audit log, written by its own thread.
 
 The event loop adds records to a bounded queue and never waits for the file. If the file is slow or its disk is full,
-records are dropped and counted: the log of the server says so once, and the file says how many when it can be written
-again.
+records are dropped and counted. The server's log has one line about it, and the file has a line with their number when
+it can be written again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace import ConfigError, rate_limited_logger
 
 log = rate_limited_logger(__name__)
 
-#: If so many records wait for the thread, those of the next `GATHER_S` are dropped.
+#: If this many records wait for the thread, those of the next `GATHER_S` are dropped.
 MAX_WAITING = 16_384
 #: Records of this time are written together.
 GATHER_S = 0.1
@@ -51,12 +51,12 @@ class Lines(Protocol):
 class LineFile:
     """The lines of one server. `add` and `close` are for the event loop, `add_now` for any thread.
 
-    ``lines`` formats records. ``name`` is what the file is called in messages, and ``flag`` the one that has given
+    ``lines`` formats records. ``name`` is the name of the file in messages, and ``flag`` the flag of
     ``path``, which may be ``-`` for stdout or ``stderr``. ``written`` counts the lines, and ``size`` is the file's, in
-    bytes, when it was last written. The file is opened anew when it was moved or removed. Raises `ConfigError` if it
+    bytes, when it was last written. The file is opened again after it was moved or removed. Raises `ConfigError` if it
     can not be opened at first.
 
-    ``add`` takes a record and never blocks. Records come thousands of times a second, so it is usually the method of
+    ``add`` takes a record and never blocks. Records arrive thousands of times a second, so it is usually the method of
     the queue itself, in C. `_tick` replaces ``add`` when something else must be done::
 
         _wake_up --a record--> deque.append --no record for GATHER_S---> _wake_up
@@ -164,7 +164,7 @@ class LineFile:
         self._is_failing = failure is not None
 
     def _reopen_if_moved(self) -> None:
-        """Open the path again if another file is there, or none: the log is being rotated."""
+        """Open the path again if it is another file or missing, because the log was rotated."""
         ours = os.fstat(self._descriptor)
         self.size = ours.st_size
         if self._path in _STREAMS:
@@ -175,7 +175,7 @@ class LineFile:
                 return
         try:
             opened = _open(self._path)
-        except OSError as error:  # the old file goes on
+        except OSError as error:  # the old file stays in use
             log.warning("the %s can not be opened again: %s", self._name, error.strerror)
             return
         os.close(self._descriptor)

@@ -115,8 +115,7 @@ class Logging(Extension):
         return {name: getattr(self.log.settings, field) for name, field in _FIELDS.items()}
 
     async def change(self, changes: Mapping[str, Any], wrong_format: Callable[[str], Exception]) -> None:
-        """Change the settings to ``changes``, whose values have the right types, in all workers. Raises before anything
-        changes."""
+        """Apply ``changes``, whose values have the right types, in all workers. Raises before anything changes."""
         if "log_file" in changes:
             raise Unsupported("log file location can not be updated through network protocol")
         if "log_format" in changes and changes["log_format"] not in _FORMATS:

@@ -1,4 +1,4 @@
-"""The routes of the description. The document is made on a thread when asked for, and kept until a model changes."""
+"""The routes of the description. The document is written on a thread at a request, and cached until a model changes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ExampleRoute(HttpRoute):
 
 
 class OpenApi(Extension):
-    """Writes the document once per change of the models, whatever number of callers wait for it."""
+    """Writes the document once per change of the models, for all waiting callers."""
 
     name: ClassVar[str] = "openapi"
     adds: ClassVar[Sequence[type[Addition]]] = (DescriptionRoute, ExampleRoute)

@@ -12,9 +12,9 @@ from typing import Any
 
 from headrace import ModelView, Unsupported
 
-#: An example with more elements is not a part of the description: it is a document of its own.
+#: An example with more elements is a separate document.
 INLINE = 64
-#: The most elements of an example. The document is made on the event loop's threads, and is sent whole.
+#: The maximum elements of an example. It is written on a thread, and sent as a whole.
 MAX_ELEMENTS = 1 << 22
 #: Data types that JSON has no numbers for.
 _BINARY_ONLY = ("FP16", "BF16")
@@ -22,7 +22,7 @@ _ZEROS = {"BOOL": "false", "BYTES": '"text"', "FP32": "0.0", "FP64": "0.0"}
 
 
 def why_no_example(model: ModelView) -> str:
-    """Return why there is no JSON request for ``model``; empty if there is one."""
+    """Return the reason why no JSON request fits ``model``; empty if one does."""
     if model.decoupled:
         return "it gives any number of responses, so that `infer` over HTTP refuses it: use gRPC or a stream"
     for name, datatype, shape in _required_inputs(model):
@@ -69,7 +69,7 @@ def _required_inputs(model: ModelView) -> list[tuple[str, str, list[int]]]:
 
 
 def _more(model: ModelView) -> dict[str, Any]:
-    """Return what the request needs beside its inputs."""
+    """Return the further members of the request."""
     parameters: dict[str, Any] = {}
     if model.config.HasField("sequence_batching"):  # a sequence of one request
         parameters |= {"sequence_id": 1, "sequence_start": True, "sequence_end": True}

@@ -9,7 +9,7 @@ from typing import Any
 from headrace import HttpRoute, Operation
 
 _PLACEHOLDER = re.compile(r"{(\w+)}")
-#: What each operation of the server does, in a few words.
+#: A short description of each operation.
 _SUMMARIES: dict[str, str] = {
     Operation.INFER: "Run a model",
     Operation.GENERATE: "Run a model with a flat JSON object",
@@ -80,7 +80,7 @@ def infer_content(**more: Any) -> dict[str, Any]:
 
 
 def summary_of(route: type[HttpRoute]) -> str:
-    """Return the first line of the docstring of ``route``, or else what its operation does."""
+    """Return the first line of the docstring of ``route``, or the description of its operation."""
     own = vars(route).get("__doc__")
     line = own.strip().partition("\n")[0] if own else ""
     return line or _SUMMARIES.get(route.operation, str(route.operation))

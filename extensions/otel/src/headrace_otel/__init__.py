@@ -1,10 +1,10 @@
-"""Metrics and logs for a collector of OpenTelemetry, beside the traces of headrace-trace.
+"""Sends metrics and logs to a collector of OpenTelemetry. Traces are in headrace-trace.
 
 ::
 
     OtelExtension   starts and ends the two senders below                             (otel_extension)
     MetricSender    at an interval: the families of the metrics page as messages      (metric_sender, metric_messages)
-    RecordSender    log lines and access records, as they come                        (record_sender, log_messages)
+    RecordSender    log lines and access records, as they arrive                      (record_sender, log_messages)
     AccessRecords   an interceptor: a record of each operation                        (access_records)
     Delivery        to the collector, over HTTP or gRPC, with pauses if it fails      (delivery, collectors)
 """

@@ -24,7 +24,7 @@ from headrace_otel.record_queue import RecordQueue
 if TYPE_CHECKING:
     from headrace import Answer, ModelView
 
-#: Characters that are kept of a caller's text.
+#: The maximum characters of a caller's text.
 _LONGEST = 256
 
 
@@ -38,7 +38,7 @@ class AccessRecord(NamedTuple):
 
 
 class AccessRecords(Interceptor):
-    """Adds a record of each operation to the queue. An inference that a model asks for is part of another."""
+    """Adds a record of each operation to the queue. A call between models is part of its inference."""
 
     name: ClassVar[str] = "otel-access"
     first: ClassVar[bool] = True

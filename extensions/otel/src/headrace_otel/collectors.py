@@ -1,6 +1,6 @@
-"""Sends one message to a collector, over HTTP/1.1 or gRPC. Blocks: only for threads of their own.
+"""Sends one message to a collector, over HTTP/1.1 or gRPC. Blocks, so it is for a separate thread.
 
-Source: https://opentelemetry.io/docs/specs/otlp/. What the collector answers costs little memory, whatever it is.
+Source: https://opentelemetry.io/docs/specs/otlp/. Reads only a limited part of the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace_otel.otel_options import CollectorAddress
 
 #: The largest answer of a collector. The answer to an export has a few bytes.
 MAX_ANSWER_BYTES: Final = 64 * 1024
-#: The longest pause that a collector may ask for.
+#: The maximum pause that a collector may request.
 LONGEST_PAUSE_S: Final = 300.0
 #: Answers after which the same message may be sent again.
 _REPEATABLE = frozenset((429, 502, 503, 504))
@@ -31,7 +31,7 @@ _REPEATABLE_CODES = frozenset(
 
 
 class NotTaken(Exception):
-    """A collector has not taken a message. ``pause_s`` is what it asks for; 0 if it asks for nothing."""
+    """A collector has refused a message. ``pause_s`` is its Retry-After, or 0."""
 
     def __init__(self, reason: str, is_repeatable: bool, pause_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -125,7 +125,7 @@ class HttpCollector:
                 raise NotTaken(f"it answers {answer.status} with more than {MAX_ANSWER_BYTES} bytes", False)
         if is_late.is_set():  # what was read may be a part
             raise TimeoutError("the answer takes too long")
-        answer.close()  # else an empty one would stay open, and the connection could not be used again
+        answer.close()  # otherwise the connection could not be used again
         if answer.status == 200:
             return data
         words = f"it answers {answer.status} {answer.reason[:80]}"

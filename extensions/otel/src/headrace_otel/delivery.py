@@ -1,4 +1,4 @@
-"""Sends messages to the collector, and says in the log once that it fails, and once that it is back. One thread."""
+"""Sends messages to the collector. Logs its first failure and its recovery. One thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Delivery:
         self._is_failing = self._has_said_rejected = False
 
     def send(self, message: bytes) -> bool | None:
-        """Send ``message``. Return True if it was taken, None if it may be sent again later, False if it may not."""
+        """Send ``message``. Return True if it was accepted, None if it may be retried later, False if not."""
         try:
             answer = self._collector.send(self._signal, message)
         except NotTaken as refusal:

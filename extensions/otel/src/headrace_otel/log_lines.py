@@ -1,4 +1,4 @@
-"""What is kept of a record of the log, made on the thread that logs it: texts and numbers only, which hold nothing."""
+"""Copies a log record on the thread that logs it: texts and numbers only, without references to objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from headrace_otel.record_queue import RecordQueue
 
-#: Characters that are kept of a message and of a traceback.
+#: The maximum characters of a message and of a traceback.
 _LONGEST = 16 * 1024
 #: Attributes of a record that Headrace sets, and their names in OpenTelemetry.
 _CONTEXT = {"model": "headrace.model", "version": "headrace.version", "request_id": "headrace.request_id"}

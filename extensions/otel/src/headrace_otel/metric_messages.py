@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 
 from headrace_otel.log_messages import attribute
 
-#: A message has about so many series; a histogram counts as eight. It has then less than 2 MiB, and collectors take 4.
+#: The series of a message; a histogram counts as eight. It is then below 2 MiB, and collectors accept 4 MiB.
 _AT_ONCE: Final = 8000
 _HISTOGRAM_WEIGHT: Final = 8
 _CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -26,7 +26,7 @@ _UNITS = {"us": "us", "ms": "ms", "secs": "s", "bytes": "By"}
 
 
 class SeriesStarts:
-    """The time at which each cumulative series began: a model that is loaded again counts from zero."""
+    """The start time of each cumulative series: a reloaded model counts from zero."""
 
     def __init__(self, start_ns: int) -> None:
         self._before_ns = self._now_ns = start_ns
@@ -34,7 +34,7 @@ class SeriesStarts:
         self._found: dict[tuple[str, ...], tuple[float, int]] = {}
 
     def next(self, now_ns: int) -> None:
-        """Begin a collection. Series that were not in the last one are forgotten."""
+        """Start a collection. Series that were not in the last one are removed."""
         self._before_ns, self._now_ns = self._now_ns, now_ns
         self._last, self._found = self._found, {}
 

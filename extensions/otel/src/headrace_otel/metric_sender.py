@@ -1,6 +1,6 @@
 """Sends the metrics at an interval: read on the event loop as for a scrape, written and sent on a thread.
 
-Metrics are cumulative, so an export that fails loses resolution only, and nothing is kept for another try.
+Metrics are cumulative, so a failed export loses only resolution, and is not retried.
 """
 
 from __future__ import annotations

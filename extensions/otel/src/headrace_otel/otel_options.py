@@ -24,7 +24,7 @@ _LEAST_MS, _MAX_MS = 100, 86_400_000
 
 @dataclass(frozen=True)
 class CollectorAddress:
-    """The place that messages go to. ``certificate`` is the file of the authorities, empty for those of the system."""
+    """The target of messages. ``certificate`` is the file of the authorities (empty: those of the system)."""
 
     protocol: str
     host: str

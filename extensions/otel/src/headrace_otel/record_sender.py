@@ -1,4 +1,4 @@
-"""Sends log lines and access records on a thread of its own. A record waits a second for others."""
+"""Sends log lines and access records on its own thread. A record waits 1 s for others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RecordSender:
         self._delivery.close()
 
     def _send(self, records: list[tuple[Any, ...]]) -> None:
-        """Send ``records``, again and again while the collector asks for that. Meanwhile others wait in the queue."""
+        """Send ``records``, and retry as long as the collector requests it. Other records wait in the queue."""
         try:
             message = write_records(map(_named, records), self._resource)
         except Exception:

@@ -21,7 +21,7 @@ from headrace_engines import (
     cuda_library,
 )
 
-#: Kernels read at most so many bytes at once, from addresses that are multiples of it.
+#: The alignment that kernels need for their widest reads.
 _ALIGNMENT = 16
 
 
@@ -67,7 +67,7 @@ class CudaMemory:
         return self._address + offset
 
     def take(self, offset: int, tensor: DeviceTensor) -> bool:
-        """Copy ``tensor`` to ``offset``, within the device, and wait. False if it lies elsewhere, or has gaps."""
+        """Copy ``tensor`` to ``offset`` within the device, and wait. False if it is elsewhere or not contiguous."""
         if tensor.__dlpack_device__() != self.device or not tensor.nbytes:
             return False
         self._driver.use(self._device)

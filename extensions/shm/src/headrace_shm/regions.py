@@ -14,7 +14,7 @@ from headrace import AlreadyExists, DeviceTensor, InvalidArgument, NotFound, Res
 Kind: TypeAlias = Literal["system", "cuda"]
 
 _WORDS: Mapping[Kind, str] = {"system": "system", "cuda": "CUDA"}
-#: All regions together may have so many bytes. More could leave the server no addresses.
+#: The maximum bytes of all regions. More could exhaust the server's address space.
 _TOTAL_BYTES = 1 << 42
 #: The longest name.
 _NAME_LENGTH = 1024
@@ -28,7 +28,7 @@ class RegionOwner(Protocol):
 
 
 class Memory(Protocol):
-    """The memory of one region. It lasts as long as there is this object, or a view of it. Any thread."""
+    """The memory of one region. It exists as long as this object or a view of it. Any thread."""
 
     #: True if `read` copies, too.
     is_copied: ClassVar[bool]
@@ -46,17 +46,17 @@ class Memory(Protocol):
         """Return memory for an output, of an `RegionOwner`."""
 
     def tensor(self, offset: int, size: int, spec: Spec) -> DeviceTensor | None:
-        """Return the input ``spec`` where it lies on a device. None: it is to be read by `read` or `copy`."""
+        """Return the input ``spec`` on its device. None if it must be read by `read` or `copy`."""
 
 
 class Region(NamedTuple):
-    """One region. ``status`` is what clients see of it besides its name."""
+    """One region. ``status`` is its description for clients."""
 
     kind: Kind
     name: str
     size: int
     status: Mapping[str, Any]
-    #: None if it is no longer registered, but requests use it.
+    #: None if it is unregistered, but still in use.
     memory: Memory | None
 
 

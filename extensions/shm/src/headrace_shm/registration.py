@@ -78,7 +78,7 @@ class RegionExtension(Extension):
             case ["cuda", name, size, handle, device]:
                 self.regions.check(name)
                 opened = await asyncio.to_thread(open_region, name, bytes.fromhex(handle), device, size)
-                self.regions.check(name)  # another call may have registered it meanwhile
+                self.regions.check(name)  # another call may have registered it
                 self.regions.add(Region("cuda", name, size, {"device_id": device, "byte_size": size}, opened))
             case [_, name, kind]:
                 self.regions.remove(kind, name)

@@ -41,7 +41,7 @@ class SegmentMapping(SharedMapping):
 
     def reopen(self) -> int:
         descriptor = open_segment(self._key)
-        if _identity(descriptor) != self._file:  # the client has made another one
+        if _identity(descriptor) != self._file:  # the client has created another one
             os.close(descriptor)
             raise OSError(ENOENT, f"{self._key!a} is another segment")
         return descriptor

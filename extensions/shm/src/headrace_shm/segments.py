@@ -1,4 +1,4 @@
-"""System regions: parts of POSIX segments. Checks of what a client asks to map."""
+"""System regions: parts of POSIX segments, and checks of requested mappings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from headrace import Code, FileTooSmall, HeadraceError, InvalidArgument, PermissionDenied, Spec
 from headrace_shm.segment_mapping import SegmentMapping
 
-#: Segments of Triton's Python models, and POSIX semaphores, which lie in the same directory.
+#: Segments of Triton's Python models, and POSIX semaphores, which are in the same directory.
 _RESERVED = ("triton_python_backend_shm_region_", "sem.")
 
 

@@ -33,9 +33,9 @@ class DelayedCalls(RpcWrapper):
 
 
 class TestSwitches(Extension):
-    """Enabled if the environment asks for a delay."""
+    """Enabled if the environment sets a delay."""
 
-    __test__ = False  # pytest takes it for a test
+    __test__ = False  # pytest would collect it as a test
     name: ClassVar[str] = "test-switches"
     adds: ClassVar[Sequence[type[Addition]]] = (DelayedCalls,)
 
@@ -71,7 +71,7 @@ def _inference(handler: Any, delays: Delays) -> Any:
 
 
 class DelayedInference:
-    """One inference on its way: waits, runs, waits, and is answered."""
+    """One inference: waits, runs, waits, and is answered."""
 
     def __init__(self, reply: Callable[[bytes | HeadraceError], None], delays: Delays) -> None:
         self._reply, self._delays = reply, delays
@@ -98,7 +98,7 @@ class DelayedInference:
             self._timer = self._loop.call_later(self._delays.response_s, self._reply, answer)
 
     def leave(self) -> None:
-        """The client has gone: cancel what runs, after the delay of a cancellation."""
+        """Cancel the running request, after the delay of a cancellation."""
         self._has_left = True
         if self._timer is not None:
             self._timer.cancel()

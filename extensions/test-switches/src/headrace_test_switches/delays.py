@@ -1,4 +1,4 @@
-"""The delays that the environment asks for."""
+"""The delays that the environment sets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _VARIABLES = {
 class Delays:
     """All delays in seconds; 0 for none.
 
-    ``other_response_s`` is that of the response to a call that is no inference. The others are of inferences: of what
-    arrives, of each response, of the end of a stream, and of a cancellation.
+    ``other_response_s`` delays responses of operations other than inference. The others delay requests, responses, ends
+    of streams and cancellations of inferences.
     """
 
     other_response_s: float = 0

@@ -1,4 +1,4 @@
-"""The HTTP session to a collector: what it answers costs little memory, whatever it is."""
+"""The HTTP session to a collector. It reads only a limited part of an answer."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Exporter(Protocol):
     dropped: int
 
     def follows(self, traceparent: str) -> bool:
-        """True if ``traceparent`` is valid, so that its request is traced whatever the rate is."""
+        """True if ``traceparent`` is valid, so that its request is traced at any rate."""
 
     def begin(self, call: TracedCall, caller: Caller) -> None:
         """Note that ``call`` begins. Event loop only."""

@@ -23,7 +23,7 @@ class GeneratedText:
         self.first_ns = monotonic_ns()
 
     def add(self, response: InferResponse) -> None:
-        """Count ``response``. Its tokens are known only if the caller has asked for these outputs."""
+        """Count ``response``. Its tokens are known only if the caller has requested these outputs."""
         self._parts += 1
         for name, attribute in _COUNTS.items():
             count: Any = response.outputs.get(name)

@@ -2,10 +2,10 @@
 
 ::
 
-    Tracer.admit     a `TracedCall` per sampled inference, and one per inference that a model makes for it
+    Tracer.admit     a `TracedCall` per sampled inference, and one per call of another model for it
     BatchObserver    adds the times of the batch in which it was executed; observes a model only while a call is traced
     TracedCall       is the `Watch` of the operation: adds its answers and its end
-    RequestTrace           a request with everything that models asked for it; given to the exporter when all are over
+    RequestTrace     a request with its calls of other models; exported when all have ended
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace_trace.traced_tensors import CopiedTensor, copied
 OPEN: dict[Caller, TracedCall] = {}
 #: The names of the events about sending an answer, without _START and _END, by transport.
 _SENDS = {"http": "HTTP_SEND", "grpc": "GRPC_SEND"}
-#: How the names of response parameters begin that parts of the server add.
+#: The prefix of response parameters that parts of the server add.
 _OURS = "headrace_"
 _ids = count(1)
 _batches = count(1)
@@ -54,7 +54,7 @@ class ExecutedBatch(NamedTuple):
 class RequestTrace:
     """The calls of one request: the client's, then those of models for it. Event loop only.
 
-    ``collect`` is called when all are over.
+    ``collect`` is called when all have ended.
     """
 
     __slots__ = ("_open", "calls", "collect", "sampler")
@@ -115,13 +115,13 @@ class TracedCall(Watch):
         self.error: str = ""
         #: The parameters ``headrace_*`` of the response, such as the target of a router.
         self.parameters: Mapping[str, Any] = {}
-        #: Of a model that generates text, once there is some.
+        #: The text so far, of a model that generates text.
         self.text: GeneratedText | None = None
         #: True if its response came from the cache.
         self.is_cached = False
         #: Ends the observation of the model.
         self._leave: Callable[[], None] | None = None
-        #: What an exporter keeps for this call.
+        #: Data of the exporter for this call.
         self.context: Any = None
         OPEN[caller] = self
         if parent is not None:
@@ -146,9 +146,9 @@ class TracedCall(Watch):
         self._caller.on_sent = self._sent
 
     def submitted(self, request: InferRequest, view: ModelView) -> None:
-        """Note that the request was read and goes to the queue of its model."""
+        """Record that the request was read and is queued for its model."""
         self.version, self.request_id = view.version, request.id
-        if self._leave is None and not view.config.HasField("ensemble_scheduling"):  # that has no executions of its own
+        if self._leave is None and not view.config.HasField("ensemble_scheduling"):  # it has no executions itself
             self._leave = view.observe(_OBSERVER)
         self.is_cached = view.config.response_cache.enable  # until a batch, a call or an error shows otherwise
         self.mark("REQUEST_START")
@@ -202,7 +202,7 @@ class TracedCall(Watch):
     def _close(self) -> None:
         if self._leave is not None:
             self._leave()
-        self._sent()  # a host may not say when
+        self._sent()  # a host may not report the time
         OPEN.pop(self._caller, None)
         self.trace.over()
 

@@ -15,7 +15,7 @@ from headrace import InvalidArgument
 #: More requests than there will be.
 _EVER = 1 << 62
 LEVELS = ("TIMESTAMPS", "TENSORS")
-#: What the C library's ``stoi`` reads at the start of a text.
+#: A number at the start of a text, as the C library's ``stoi`` reads it.
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 #: The largest value that each setting has according to Triton's text.
 _RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, 2**31 - 1), "log_frequency": (0, 2**32 - 1)}
@@ -23,7 +23,7 @@ _RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, 2**31 - 1), "log_fr
 
 @dataclass(frozen=True)
 class Changes:
-    """Settings that are set; None for those that are not."""
+    """Settings; None for those that are not set."""
 
     level: tuple[str, ...] | None = None
     rate: int | None = None
@@ -67,14 +67,14 @@ class Sampler:
         self.left = settings.count if left is None else left
         self.takes_tensors = "TENSORS" in settings.level and settings.mode == "triton"
         self.takes_timestamps = "TIMESTAMPS" in settings.level
-        #: Traces that were started, and those of them that are over.
+        #: The number of started traces, and of ended ones.
         self.started = self.collected = settings.count - self.left
         #: Every ``rate``-th request is traced; 0: none.
         self.rate = settings.rate if settings.level and self.left != 0 else 0
         self._seen = 0
 
     def sample(self, is_forced: bool = False) -> bool:
-        """Return True if this request is traced. ``is_forced``: whatever the rate is."""
+        """True if this request is traced. If ``is_forced``, the rate is ignored."""
         if not self.rate:
             return False
         if not is_forced:
@@ -90,7 +90,7 @@ class Sampler:
         return True
 
     def spare(self) -> int:
-        """Return how many requests that follow are not traced, and count them as seen."""
+        """Return the number of following requests that are not traced, and count them as seen."""
         if not self.rate:
             return _EVER
         number = self.rate - 1 - self._seen
@@ -110,7 +110,7 @@ class SettingsTable:
         self._changed = changed
         self._start, self._changes = start, Changes()
         self.whole = Sampler(start)
-        #: Of models with settings of their own.
+        #: The settings of models with their own.
         self.models: dict[str, Sampler] = {}
         self._of_models: dict[str, Changes] = {}
 
@@ -129,11 +129,10 @@ class SettingsTable:
         return changes
 
     def apply(self, model: str, changes: Changes, counts_anew: bool = True) -> None:
-        """Let exactly ``changes`` be set for ``model``, empty for the server. Raises as `merged`; nothing has changed
-        then.
+        """Set exactly ``changes`` for ``model`` (empty: the server). Raises as `merged`, and then changes nothing.
 
-        Settings of the server also hold for each model that has none of its own. Unless ``counts_anew``, the requests
-        that were traced before are a part of the count.
+        Settings of the server apply to each model without its own. Unless ``counts_anew``, requests that were traced
+        before are part of the count.
         """
         samplers = self._samplers(model, changes, counts_anew)
         if not model:
@@ -170,7 +169,7 @@ class SettingsTable:
 
 
 def read_level(names: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the levels in ``names``; None if there is none among them. Unknown names are ignored, as in Triton.
+    """Return the levels in ``names``, or None without any. Unknown names are ignored, as in Triton.
 
     Raises `InvalidArgument` for OFF beside others.
     """

@@ -1,6 +1,6 @@
-"""Sends spans to a collector, by the exporters of OpenTelemetry's SDK, on a thread of its own.
+"""Sends spans to a collector, by the exporters of OpenTelemetry's SDK, on its own thread.
 
-Requests never wait for the collector: a trace that finds the queue full is dropped and counted.
+Requests never wait for the collector: if the queue is full, a trace is dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The spans of OpenTelemetry for one traced request, with the names, events and attributes of a real Triton's.
 
-Beside Triton's (``InferRequest``, one with the name of each model, ``compute``) there are ``queue``, ``cache`` for a
-response from the cache, and ``batch``, with links to the requests in it.
+Besides Triton's spans (``InferRequest``, one with the name of each model, ``compute``), these are added: ``queue``,
+``cache`` for a response from the cache, and ``batch``, with links to its requests.
 """
 
 from __future__ import annotations

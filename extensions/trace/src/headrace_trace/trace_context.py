@@ -1,4 +1,4 @@
-"""W3C trace contexts (https://www.w3.org/TR/trace-context/): read from callers, and made for the calls of models."""
+"""W3C trace contexts (https://www.w3.org/TR/trace-context/): read from callers, created for calls of models."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MAX_CHARACTERS = 512
 
 
 class CallContext(NamedTuple):
-    """The ids of a call: of its trace, of its span ``model``, and of the span that is the parent of ``outer``.
+    """The ids of a call: of its trace, of its span ``model``, and of the parent span of ``outer``.
 
-    ``outer`` is the span of a client's request, around that of the model; 0 for a call that a model made.
+    ``outer`` is the span of a client's request, around the model's; 0 for a call by a model.
     """
 
     trace_id: int

@@ -1,4 +1,4 @@
-"""Triton's trace files: an array of records, written by a thread of its own.
+"""Triton's trace files: an array of records, written by a separate thread.
 
 A file is written while the server runs, so that memory does not grow with the number of traces. It becomes a complete
 JSON document when it is closed. Source: docs/spec/behaviours.md section 12.1.
@@ -38,7 +38,7 @@ class TraceFiles:
         self._path = path
         self.written = self.dropped = 0
         self._waiting: queue.Queue[tuple[RequestTrace, int, bool] | None] = queue.Queue(MAX_WAITING)
-        #: Bytes of tensors that were queued, and those of them that were written.
+        #: The bytes of queued and of written tensors.
         self._queued_bytes = self._written_bytes = 0
         self._main = _File(path)
         self._indexed: dict[Sampler, tuple[_File, int]] = {}
@@ -126,7 +126,7 @@ class TraceFiles:
 
 
 class _File:
-    """One file: an array that is written piece by piece. A piece that fails leaves no part behind."""
+    """One file: an array that is written piece by piece. A failed piece is removed completely."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -143,7 +143,7 @@ class _File:
         self._append((b"," if self._size else b"[") + text.encode())
 
     def close(self, new_path: str = "") -> None:
-        """End the array, and rename the file if there is a ``new_path``. Log what fails."""
+        """End the array, and rename the file if there is a ``new_path``. Log an error."""
         if self._descriptor < 0:
             return
         try:

@@ -14,7 +14,7 @@ from headrace import HeadraceError, InvalidArgument, one_line
 
 @dataclass
 class ReadCall:
-    """One call of a model in a file. ``times`` are nanoseconds by event; of an event that repeats, the last."""
+    """One call of a model in a file. ``times`` are nanoseconds by event, the last one of a repeated event."""
 
     id: int
     model: str = ""
@@ -26,7 +26,7 @@ class ReadCall:
 
     @property
     def begin_ns(self) -> int:
-        """When its request arrived. A gRPC server of Triton waits for it from the end of the one before."""
+        """The arrival of its request. Triton's gRPC server waits for it from the end of the previous one."""
         waited = "GRPC_WAITREAD_START"
         return min(at_ns for name, at_ns in self.times.items() if name != waited or len(self.times) == 1)
 
@@ -67,7 +67,7 @@ def link(calls: Iterable[ReadCall]) -> list[ReadCall]:
     children: dict[int, list[ReadCall]] = defaultdict(list)
     roots: list[ReadCall] = []
     for call in sorted(by_id.values(), key=lambda call: call.id):
-        is_child = call.parent_id in by_id and call.parent_id < call.id  # a model's call is made after its request
+        is_child = call.parent_id in by_id and call.parent_id < call.id  # a call by a model is after its request
         (children[call.parent_id] if is_child and call.parent_id is not None else roots).append(call)
     for call in by_id.values():
         call.children = sorted(children[call.id], key=lambda child: child.begin_ns)

@@ -18,7 +18,7 @@ STEPS = {
 
 
 def every_call(roots: Iterable[ReadCall]) -> Iterator[ReadCall]:
-    """Yield calls and, before the next one, those that models made for them."""
+    """Yield calls, each followed by the calls of other models for it."""
     waiting = list(roots)[::-1]
     while waiting:
         call = waiting.pop()

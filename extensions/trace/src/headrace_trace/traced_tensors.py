@@ -1,4 +1,4 @@
-"""Tensors in traces: copied when they are seen, and written as text later."""
+"""Tensors in traces: copied at once, and written as text later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class CopiedTensor(NamedTuple):
 def copied(tensors: Mapping[str, Any]) -> list[CopiedTensor]:
     """Return copies of ``tensors``, whose owner may change them later. Inputs that can not be decoded are left out.
 
-    A tensor on a device is copied to the host, for which a trace on the event loop waits."""
+    A tensor on a device is copied to the host, which blocks the event loop.
+    """
     return [
         CopiedTensor(name, data_type(tensor).name, tuple(tensor.shape), _data_of(tensor))
         for name, tensor in tensors.items()

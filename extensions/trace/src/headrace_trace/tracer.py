@@ -69,7 +69,7 @@ class Tracer(Interceptor):
         is_forced = bool(traceparent) and self._follows(traceparent)
         if table.models:
             return table.of(model()).sample(is_forced)
-        if self.spared and not is_forced:  # core asks nevertheless if there are other interceptors, or a wrong context
+        if self.spared and not is_forced:  # core calls it also beside other interceptors, or for an invalid context
             self.spared -= 1
             return False
         is_taken = table.whole.sample(is_forced)

@@ -12,8 +12,8 @@
       ]
     }
 
-A step runs as soon as all that it reads is there, beside every other that can; only those run that the requested
-outputs need, and a tensor goes from step to step without a copy. Source: docs/spec/behaviours.md section 6.6.
+A step runs as soon as all its inputs exist, in parallel with others. Only steps that the requested outputs need run.
+Tensors pass between steps without a copy. Source: docs/spec/behaviours.md section 6.6.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class EnsembleGraph:
         wanted = {name: on_device.get(name) for name in names}
         for name in names:
             uses[tensors[name]] += 1
-        for index in reversed(self._order):  # readers are made before writers
+        for index in reversed(self._order):  # readers are created before writers
             if index not in needed:
                 continue
             steps[index] = made = self._with_writes(self._bare[index], readers, wanted)
@@ -150,7 +150,7 @@ class EnsembleGraph:
     def _with_writes(
         self, bare: Step, readers: Mapping[str, Sequence[Step]], requested: Mapping[str, bool | None]
     ) -> Step:
-        """Return ``bare`` with what it writes.
+        """Return ``bare`` with the tensors that it writes.
 
         ``requested`` says where the caller takes an output: on the device, there and in the memory of the host if True,
         and only in the memory of the host if None.
@@ -174,7 +174,7 @@ class EnsembleGraph:
         return replace(bare, writes=writes, outputs=outputs, kind=kind, on_device=on_device)
 
     def _takes(self, index: int, tensor: str) -> bool:
-        """True if step ``index``, which reads ``tensor``, takes it on a device, for each of its inputs."""
+        """True if step ``index`` accepts ``tensor`` on a device for each input that reads it."""
         taken = self._models[index].takes_device_tensors or ()
         inputs = [name for name, value in self._steps[index].input_map.items() if value == tensor]
         condition = self._conditions.get(index)
@@ -290,7 +290,7 @@ def reads_of(config: ModelConfig, index: int, found: Mapping[int, Condition]) ->
 
 
 def in_order(config: ModelConfig) -> list[int]:
-    """Return the steps, each after those whose tensors it reads. A step that can never run is left out."""
+    """Return the steps in topological order, without steps that can never run."""
     steps, found = config.ensemble_scheduling.step, conditions(config)
     writer = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
     before = [{writer[t] for t in reads_of(config, index, found) if t in writer} for index in range(len(steps))]

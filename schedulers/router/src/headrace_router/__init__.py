@@ -10,12 +10,12 @@ first target, the baseline. Weights are changed while it serves, by ``PUT /v2/mo
 
 ::
 
-    RouterScheduler   asks the target that a `Decider` chooses, and passes on its answers     (router_scheduler)
+    RouterScheduler   calls the target that a `Decider` chooses, and forwards its answers     (router_scheduler)
     Decider           rules, sticky keys, sequences, weights                                  (decisions)
     Split             chooses by weights, in turn or by a key                                 (splitting)
     RoutingTable      the model's parameters, checked                                         (table_parameters)
     Shadow            gets copies of requests, whose outputs are compared                     (shadow, differences)
-    RollbackRule      takes the requests from a target that does worse than the baseline      (rollback, windows)
+    RollbackRule      moves the requests of a target that is worse than the baseline         (rollback, windows)
     RouterHeaders     an interceptor: lets routers read headers                               (header_reader)
     Traffic           an extension: the split, read and changed over HTTP                     (traffic, board)
     headrace traffic  the same from the command line                                          (traffic_command)
@@ -71,7 +71,7 @@ def add_options() -> list[type[OptionGroup]]:
 
 @hookimpl
 def observe_model(model: ServedModel, options: ServerOptions) -> Observer | None:
-    """Let a router that is being loaded again keep the weights that were set while it ran."""
+    """Restore the weights of a router that is loaded again."""
     router = router_of(model.config)
     if router is not None:
         settings = options.group(RouterOptions)

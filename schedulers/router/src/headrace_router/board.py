@@ -1,4 +1,4 @@
-"""The states of traffic that were set while the server runs. They hold when a router is loaded again."""
+"""The traffic settings that were changed at run time. They apply again after a reload of the router."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Change(TypedDict):
-    """A change as JSON. ``table`` has the targets of the config for which it was made."""
+    """A change as JSON. ``table`` has the targets of its config."""
 
     model: str
     version: str
@@ -31,7 +31,7 @@ class TrafficBoard:
     publish: Callable[[Change], None] | None = None
 
     def note(self, change: Change) -> None:
-        """Keep ``change`` for the router when it is loaded again."""
+        """Store ``change`` for the next load of the router."""
         self.changes[change["model"], change["version"]] = change
 
     def join(self, router: RouterScheduler, model: str, version: int) -> None:

@@ -1,8 +1,7 @@
-"""The decision which target gets a request.
+"""Chooses the target of a request.
 
-The first of these that applies decides: the sequence of the request has begun at a target; a rule matches; the request
-has a sticky key; the weights. Whatever was decided, a target that is rolled back gets nothing but the rest of its
-sequences: the baseline gets its requests.
+The first that applies: the target of the request's sequence, a matching rule, the sticky key, the weights. A rolled
+back target gets only the rest of its sequences; the baseline gets its other requests.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class RolledBack(TypedDict):
 
 
 class Decider:
-    """Decides by ``table``. A sequence without a request for ``idle_ns`` is forgotten; 0 if targets have none."""
+    """Decides by ``table``. A sequence without a request for ``idle_ns`` is removed; 0 if targets have no sequences."""
 
     def __init__(self, table: RoutingTable, idle_ns: int) -> None:
         self.table, self._idle_ns = table, idle_ns
@@ -78,7 +77,7 @@ class Decider:
         return index, why
 
     def is_running(self, request: InferRequest) -> bool:
-        """True if ``request`` belongs to a sequence that has begun at a target."""
+        """True if ``request`` belongs to a sequence that a target has."""
         return request.sequence_id in self._sequences and not request.sequence_start
 
     def _choose(self, request: InferRequest) -> tuple[int, str]:
@@ -99,7 +98,7 @@ class Decider:
             if index in self._rolled_back:
                 index, why = 0, ROLLBACK
             self._forget_idle(now_ns)
-        else:  # a sequence that no target knows is refused by the baseline, in its words
+        else:  # the baseline refuses an unknown sequence
             index, why = known[0] if known is not None else 0, SEQUENCE
         if not request.sequence_end and (request.sequence_start or known is not None):
             self._sequences[sequence_id] = index, now_ns

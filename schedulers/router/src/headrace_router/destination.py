@@ -1,4 +1,4 @@
-"""A target while it is served: how it is asked, and what became of its requests."""
+"""A served target: its calls and the outcomes of its requests."""
 
 from __future__ import annotations
 

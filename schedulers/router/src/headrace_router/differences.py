@@ -92,5 +92,5 @@ def _of_numbers(one: npt.NDArray[Any], other: npt.NDArray[Any], tolerance: Toler
     return Difference(one.size, beyond, float(relative.sum()), largest)
 
 
-#: What stands for an infinite difference, which JSON cannot express.
+#: The value for an infinite difference, which JSON cannot express.
 _MAX = 1e300

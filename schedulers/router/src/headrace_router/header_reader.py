@@ -1,7 +1,6 @@
-"""The interceptor ``router``: lets routers read the headers of requests. It is enabled by ``--router-headers=true``.
+"""The interceptor ``router``: gives routers the headers of requests. It is enabled by ``--router-headers=true``.
 
-A request has its headers only if an interceptor takes part in it. This one takes part in the requests to routers that
-read headers, and leaves out all others.
+A request has its headers only if an interceptor handles it. This one handles requests to routers that read headers.
 """
 
 from __future__ import annotations

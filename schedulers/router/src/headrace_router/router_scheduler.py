@@ -192,7 +192,7 @@ class RouterScheduler(FullScheduler):
         shadow.send(copy, outputs)
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
-        """Cancel what was asked for cancelled requests. The time that they waited counts, but as no error."""
+        """Cancel the calls of cancelled requests. Their duration counts, but not as an error."""
         now_ns = self._now_ns()
         for ticket in tickets:
             found = self._in_flight.pop(ticket, None)
@@ -241,7 +241,7 @@ class RouterScheduler(FullScheduler):
         }
 
     def apply(self, state: RouterState) -> None:
-        """Split by ``state``, which was checked. The windows of targets that are no longer rolled back begin anew."""
+        """Split by the checked ``state``. Clear the windows of targets that are no longer rolled back."""
         for destination in self.destinations:
             if destination.label in self.decider.rolled_back and destination.label not in state["rolled_back"]:
                 destination.window.clear()
@@ -264,7 +264,7 @@ def _pass_on_read(call: Ticket, ticket: Ticket) -> None:
 
 
 def _idle_ns(others: Collection[OtherModel]) -> int:
-    """Return after how many ns without a request no target knows a sequence any more; 0 if none has sequences."""
+    """Return the ns without a request after which every target has removed a sequence; 0 without sequences."""
     idle_us = [
         other.config.sequence_batching.max_sequence_idle_microseconds
         for other in others

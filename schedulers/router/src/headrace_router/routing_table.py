@@ -38,7 +38,7 @@ class RequestValue:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Requests whose ``source`` has ``value`` go to the target of the index ``target``. None is any value."""
+    """Requests with ``value`` (None: any value) in ``source`` go to the target with the index ``target``."""
 
     source: RequestValue
     value: str | None

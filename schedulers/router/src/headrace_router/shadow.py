@@ -1,7 +1,7 @@
-"""The shadow of a router: a model that gets a copy of some requests, and whose outputs are compared.
+"""The shadow of a router: a model that gets copies of some requests. Its outputs are compared.
 
-A copy is sent when the answer has been given to the caller, who never waits for it and never gets its errors. At most
-``limit`` copies, of at most 256 MiB, are on their way or being compared; more are dropped and counted. Outputs are
+A copy is sent after the caller has its answer. The caller never waits for it and never gets its errors. At most
+``limit`` copies of at most 256 MiB are in flight or being compared. Others are dropped and counted. Outputs are
 compared on a thread.
 """
 
@@ -88,7 +88,7 @@ class Shadow:
             self._bytes -= copy.size
 
     def keep(self, copy: Copy, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return ``outputs`` for `send`: those that are views of inputs that may change are copied."""
+        """Return ``outputs`` for `send`: views of mutable inputs are copied."""
         if not copy.changing:
             return outputs
         shared = {

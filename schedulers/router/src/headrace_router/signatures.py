@@ -1,4 +1,4 @@
-"""The inputs and outputs of a router: those of its baseline, for which every other target must be able to stand."""
+"""The inputs and outputs of a router: those of its baseline. Every other target must be compatible."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _FIELD = "parameters['scheduler.targets']"
 
 
 def complete(config: ModelConfig, table: RoutingTable, others: Mapping[Dependency, OtherModel]) -> None:
-    """Give ``config`` the inputs, outputs, batch size and transaction policy of the targets of ``table``.
+    """Set the inputs, outputs, batch size and transaction policy of ``config`` from the targets of ``table``.
 
-    Raises `ConfigError` if a target cannot stand for the first one, or if the config has others itself. Targets that
-    are not in ``others`` are not checked.
+    Raises `ConfigError` if a target is not compatible with the first one, or if the config itself has others. Targets
+    that are not in ``others`` are not checked.
     """
     targets = table.targets
     found = [(target, others[target.dependency]) for target in targets if target.dependency in others]
@@ -45,7 +45,7 @@ def complete(config: ModelConfig, table: RoutingTable, others: Mapping[Dependenc
 
 
 def check_stands_for(router: str, name: str, model: OtherModel, other_name: str, other: OtherModel) -> None:
-    """Raise `ConfigError` unless ``other`` takes each request to ``model``, and gives all its outputs."""
+    """Raise `ConfigError` unless ``other`` accepts every request to ``model`` and returns all its outputs."""
 
     def wrong(what: str, here: object, there: object) -> ConfigError:
         return ConfigError(
@@ -75,7 +75,7 @@ def _words(spec: Spec) -> str:
 
 
 def _complete_tensors(config: ModelConfig, kind: str, name: str, model: OtherModel) -> None:
-    """Copy the tensors of ``model`` as callers see them, or check those that ``config`` has."""
+    """Copy the tensors of ``model``, or check those in ``config``."""
     own: Any = getattr(config, kind)
     theirs: Sequence[ModelInput | ModelOutput] = getattr(model.config, kind)
     if not own:

@@ -21,14 +21,14 @@ from math import fsum, log
 _ONE = 1 << 64
 #: The golden ratio's fractional part, of 64 bits.
 _STEP = 0x9E3779B97F4A7C15
-#: So many keys, of at most so many characters, are hashed once only.
+#: The number of cached hashes, and the maximum characters of a cached key.
 _CACHED_KEYS, _LONGEST_CACHED = 4096, 128
 
 
 class Split:
     """Chooses targets by ``weights``, of which at least one is above 0. ``labels`` are the names for hashing.
 
-    ``start`` is the `point` of an earlier split, whose sequence goes on.
+    ``start`` is the `point` of an earlier split, from which this one continues.
     """
 
     __slots__ = ("_bounds", "_cached_hash", "_hashers", "point", "weights")

@@ -1,16 +1,16 @@
-"""The parameters ``scheduler.*`` of a router, read and checked: they make its routing table.
+"""The parameters ``scheduler.*`` of a router. They define its routing table.
 
 ============================  ========================================================================================
 ``scheduler.targets``         ``digits:1 = 90, digits:2 = 10``. The first is the baseline. Required
 ``scheduler.sticky``          ``header:x-user``, ``parameter:user`` or ``sequence``: equal values go to the same target
 ``scheduler.rules``           ``header:x-canary = yes -> digits:2; parameter:tier = beta -> digits:2``
 ``scheduler.shadow``          ``digits:3 = 0.1``: this model gets a copy of a tenth of the requests
-``scheduler.rtol``            the relative tolerance between the outputs of the shadow and those of the target; 0.001
+``scheduler.rtol``            the relative tolerance between outputs of the shadow and the target; 0.001
 ``scheduler.atol``            the absolute tolerance; 0.00001
-``scheduler.max_error_rate``  a target is rolled back if its error rate is so much above that of the baseline
-``scheduler.max_p99_ratio``   a target is rolled back if its p99 is so many times that of the baseline
-``scheduler.window_s``        the requests of the last 60 s count
-``scheduler.min_requests``    a target is judged from 100 requests on
+``scheduler.max_error_rate``  a target is rolled back if its error rate exceeds that of the baseline by more
+``scheduler.max_p99_ratio``   a target is rolled back if its p99 over that of the baseline is greater
+``scheduler.window_s``        the window of requests that count; 60
+``scheduler.min_requests``    the requests in the window before a rollback; 100
 ============================  ========================================================================================
 
 A target is ``model``, for its newest version, or ``model:3``.
@@ -116,7 +116,7 @@ def _read(config: ModelConfig, report: Callable[[ConfigError], None]) -> Routing
 
 
 def check_weights(weights: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
-    """Return ``weights`` in the order of ``labels``. Raises `ValueError` that says what is wrong."""
+    """Return ``weights`` in the order of ``labels``. Raises `ValueError`."""
     if unknown := [name for name in weights if name not in labels]:
         raise ValueError(f"'{shown(unknown[0])}' is no target; the targets are {', '.join(labels)}")
     if left_out := [label for label in labels if label not in weights]:

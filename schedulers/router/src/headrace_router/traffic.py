@@ -138,7 +138,7 @@ class Traffic(Extension):
     async def change(self, view: ModelView, router: RouterScheduler, changes: Mapping[str, Any]) -> None:
         """Change the traffic of ``router`` in all workers. Raises `InvalidArgument` before anything changes.
 
-        New weights also take back rollbacks.
+        New weights end all rollbacks.
         """
         from headrace_router.table_parameters import check_fraction, check_weights, shown
 

@@ -1,4 +1,4 @@
-"""``headrace traffic``: shows how the requests to a router are split, and changes it. It asks a running server.
+"""``headrace traffic``: shows and changes the split of requests by a router of a running server.
 
 ::
 

@@ -1,8 +1,8 @@
-"""The requests of one target in the last seconds: how many, how many failed, and how long they took.
+"""The number, the errors and the durations of the recent requests of one target.
 
-A window is a ring of slices. A slice counts its requests, its errors, and its durations in buckets of which each is at
-most 1/16 wider than the one before, so that a percentile is right to about 6 %. A request only notes its duration;
-hundreds are counted at once.
+A window is a ring of slices. A slice counts requests, errors, and durations in buckets. Each bucket is at most 1/16
+wider than the one before, so a percentile is exact to about 6 %. A request only appends its duration; hundreds are
+counted at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SLICES = 12
 _PER_OCTAVE = 16
 #: Durations from 2^44 ns on, about five hours, count in the last bucket.
 _BUCKETS = (44 - 4) * _PER_OCTAVE
-#: The durations that are noted before they are counted.
+#: The number of durations that are counted at once.
 _MAX_NOTED = 512
 
 

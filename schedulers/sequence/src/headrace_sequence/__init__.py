@@ -1,18 +1,18 @@
-"""Sequence batching: requests that belong together run in order, on one instance, with what they have in common.
+"""Sequence batching: the requests of a sequence run in order on one instance, with their state.
 
 A model whose config has ``sequence_batching`` gets this scheduler. A sequence begins with a request that has
-``sequence_start`` and an id, and ends with one that has ``sequence_end``. As long as it lives it has a slot of an
-instance, or waits in the backlog until one is free. Source: docs/spec/behaviours.md sections 4.7, 6.4 and 6.5.
+``sequence_start`` and an id, and ends with one that has ``sequence_end``. A live sequence has a slot of an instance,
+or waits in the backlog for one. Source: docs/spec/behaviours.md sections 4.7, 6.4 and 6.5.
 
 ====================== ================================================================================
-``sequence_scheduler`` takes requests in, finds their sequences, and ends those that are idle or whose caller has gone
+``sequence_scheduler`` assigns requests to sequences, and ends idle and cancelled sequences
 ``sequence_rules``     the rules of ``sequence_batching`` that a config must keep
-``admission``          which requests begin a sequence, and what the others are told
-``slots``              which slots are free, and who waits for one
-``batcher``            what both strategies have in common: the sequences of one instance
-``direct``             strategy ``direct``: a slot is a place in every batch
+``admission``          the requests that start a sequence, and the errors of others
+``slots``              the free slots, and the sequences that wait for one
+``batcher``            the base of both strategies: the sequences of one instance
+``direct``             strategy ``direct``: a slot is a row of every batch
 ``oldest``             strategy ``oldest``: the oldest requests of the candidates form a batch
-``added_inputs``       what the model is told of each request: start, ready, end, the id
+``added_inputs``       the control inputs of each request: start, ready, end, the id
 ``implicit_states``    outputs that are inputs of the next request
 ====================== ================================================================================
 """

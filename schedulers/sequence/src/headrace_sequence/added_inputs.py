@@ -1,6 +1,6 @@
 """The added inputs of a request: start, end, ready, the id of the sequence, and its state.
 
-They are made once, at load or when a sequence begins, and shared by all requests, so they are read-only.
+They are created once, at the load or the start of a sequence, and are read-only, because all requests share them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AddedInputs:
                     self._id_limit = 2**31
             else:
                 pairs[kind] = name, self._pair(control)
-        #: By flags: 1 for start, 2 for end.
+        #: The control inputs by flags: 1 for start, 2 for end.
         self._flags = [
             self._inputs(pairs, {_START: bool(flags & 1), _READY: True, _END: bool(flags & 2)}) for flags in range(4)
         ]

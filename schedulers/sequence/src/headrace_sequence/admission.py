@@ -35,7 +35,7 @@ class Admission:
     def named(self, request: InferRequest, live: Mapping[int | str, LiveSequence]) -> InferRequest:
         """Return ``request`` of an iterative model with a sequence id: its own, or a random one that is not ``live``.
 
-        Raises `InvalidArgument` if the request does not start its sequence, or names an id that the server made.
+        Raises `InvalidArgument` if the request does not start its sequence, or has an id that the server generated.
         """
         if not request.sequence_id:
             made = self._inputs.make_id()

@@ -14,10 +14,10 @@ Release: TypeAlias = Callable[[LiveSequence], None]
 
 
 class Batcher(ABC):
-    """The sequences in the slots of one instance, and what it runs next. Event loop only.
+    """The sequences in the slots of one instance, and its next batch. Event loop only.
 
-    ``release`` is called with a sequence whose last request starts to run: another may have its slot. It is None if
-    requests come back, because the last run is then unknown. An instance that ``holds`` gets nothing more until all its
+    ``release`` is called with a sequence whose last request starts to run: its slot is free. It is None if requests are
+    rescheduled, because the last run is then unknown. An instance that ``holds`` gets no more batches until all its
     requests are answered.
     """
 
@@ -32,7 +32,7 @@ class Batcher(ABC):
         #: Sequences with a request to run, in the order in which they became ready.
         self.ready: dict[LiveSequence, None] = {}
         self._release, self._holds = release or self._rest, holds
-        if release is None:  # a running request may come back, and is before the others of its sequence
+        if release is None:  # a running request may be rescheduled before the others of its sequence
             self.one_at_a_time = True
         self._running = 0
         #: True if its instance is to close when no sequence is bound to it.
@@ -70,7 +70,7 @@ class Batcher(ABC):
         self.ready.pop(sequence, None)
 
     def arrived(self, sequence: LiveSequence, now_ns: int) -> None:
-        """Note that ``sequence`` has a waiting request again."""
+        """Record that ``sequence`` has a waiting request again."""
         if not (self.one_at_a_time and sequence.running):
             sequence.ready_ns = now_ns
             self.ready[sequence] = None
@@ -88,7 +88,7 @@ class Batcher(ABC):
         return ticket, added
 
     def take_back(self, sequence: LiveSequence, ticket: Ticket, now_ns: int) -> None:
-        """Take back ``ticket``, which is to run again, before the others of ``sequence``."""
+        """Queue the rescheduled ``ticket`` before the others of ``sequence``."""
         sequence.running -= 1
         self._running -= 1
         sequence.tickets.appendleft(ticket)

@@ -14,10 +14,10 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 
 class DirectBatcher(Batcher):
-    """Every batch has the slots from the first to the last with a request to run, each in its place.
+    """A batch has all slots from the first to the last with a request to run, in order.
 
-    A slot between them without a request gets padding. So does a slot whose request does not stack with the first; it
-    runs with the next batch.
+    A slot without a request gets padding. So does a slot with a request that does not stack with the first: it runs in
+    the next batch.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class DirectBatcher(Batcher):
         super().__init__(config, size, inputs, release, holds)
         direct = config.sequence_batching.direct
         self._delay_ns = direct.max_queue_delay_microseconds * 1000
-        #: With fewer ready sequences than this, the first one waits as long as the delay.
+        #: With fewer ready sequences than this, the first request waits up to the delay.
         self._wanted = ceil(direct.minimum_slot_utilization * size) if self._delay_ns else 0
         self._nulls: list[Padding] = []
         self._null_key: object = self

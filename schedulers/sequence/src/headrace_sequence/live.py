@@ -1,4 +1,4 @@
-"""A sequence that has begun and has not ended."""
+"""A live sequence: started and not ended."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class LiveSequence:
 
     def __init__(self, id: int | str, is_private: bool = False) -> None:
         self.id = id
-        #: True if the server made the id: no further request may name it.
+        #: True if the server generated the id: no further request may use it.
         self.is_private = is_private
         self.tickets: deque[Ticket] = deque()
         self.running = 0
         self.batcher: SlotOwner | None = None
         self.slot = 0
-        #: When its first waiting request could have run.
+        #: The time at which its first waiting request could have run.
         self.ready_ns = 0
         #: The time of the last event, and the timer that checks whether it is idle.
         self.touched_ns = 0
         self.timer: Timer | None = None
-        #: The control inputs of its requests, by flags, made on first use.
+        #: The control inputs of its requests by flags, created at first use.
         self.inputs: list[Mapping[str, Tensor] | None] = [None] * 4
         #: The states of the model, by input name.
         self.states: Mapping[str, Tensor] = {}

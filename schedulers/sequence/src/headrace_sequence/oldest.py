@@ -28,7 +28,7 @@ class OldestBatcher(Batcher):
             if not oldest.preferred_batch_size
             else sorted(set(oldest.preferred_batch_size))
         )
-        #: By number of stacked requests: the largest preferred size reached (0 for none), and the next one.
+        #: The largest preferred size reached (0 for none) and the next one, by the number of stacked requests.
         self._preferred = [max((size for size in sizes if size <= count), default=0) for count in range(rows + 1)]
         self._next_size = [min((size for size in sizes if size > count), default=rows) for count in range(rows + 1)]
 

@@ -36,7 +36,7 @@ log = rate_limited_logger("headrace.sequence_batching")
 
 
 class SequenceScheduler(FullScheduler):
-    """Keeps the requests of a sequence together and in order, as the config's ``sequence_batching`` says."""
+    """Runs the requests of a sequence in order on one instance, by the config's ``sequence_batching``."""
 
     name: ClassVar[str] = "sequence_batching"
     is_stateful: ClassVar[bool] = True
@@ -134,8 +134,7 @@ class SequenceScheduler(FullScheduler):
         return self._batchers[instance].next(now_ns)
 
     def _next_after_delay(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        """Return nothing until the requests that a test asks for wait, in slots and in the backlog. Then do as
-        `next`."""
+        """Return nothing until the number of requests that a test has set wait. Then do as `next`."""
         if self._is_delayed:
             backlog = sum(len(sequence.tickets) for sequence in self._slots.backlog)
             until = self.context.delayed_start
@@ -164,7 +163,7 @@ class SequenceScheduler(FullScheduler):
                 self._start_idle_timer(sequence, self._idle_ns)
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
-        """Run the request again: in its slot, with its state, together with requests that have arrived meanwhile."""
+        """Run the request again: in its slot, with its state, together with new requests."""
         sequence, request = self._sequences[ticket], ticket.request
         if sequence.batcher is None:  # the sequence was ended
             raise Cancelled(f"{request.log_id}request was cancelled")
@@ -175,13 +174,13 @@ class SequenceScheduler(FullScheduler):
         return None
 
     def continues(self, ticket: Ticket) -> bool:
-        """Return True for a sequence that has begun: it may end."""
+        """True for a request of a live sequence, which may end."""
         return not (self._iterates or ticket.request.sequence_start)
 
     def expired(self, ticket: Ticket) -> int | None:
-        """Reject a request in the backlog, with its whole sequence. Only there a request can expire.
+        """Reject a request in the backlog, with its whole sequence. Only requests in the backlog expire.
 
-        A request of an iterative model is a sequence of its own, and is rejected alone.
+        A request of an iterative model is its own sequence, and is rejected alone.
         """
         sequence = self._sequences[ticket]
         if sequence.batcher is not None:
@@ -225,9 +224,9 @@ class SequenceScheduler(FullScheduler):
     # ------------------------------------------------------------------ sequences
 
     def _begin(self, ticket: Ticket, is_private: bool) -> LiveSequence:
-        """Return the sequence that the request of ``ticket`` begins. Raise if it cannot begin one.
+        """Return the sequence that the request of ``ticket`` starts. Raise if it cannot start one.
 
-        If ``is_private``, the server made its id.
+        If ``is_private``, the server generated its id.
         """
         self._admission.check(ticket)
         key = ticket.request.sequence_id
@@ -247,9 +246,9 @@ class SequenceScheduler(FullScheduler):
         self._slots.release(sequence, self._now_ns())
 
     def _left(self, sequence: LiveSequence, why: HeadraceError) -> None:
-        """Handle the end of a request of ``sequence``: end the others for the same reason, ``why``.
+        """Handle the end of a request of ``sequence``: end its other requests for the same reason, ``why``.
 
-        A request of an iterative model is a sequence of its own: others with the same id run after it.
+        Each request of an iterative model is its own sequence: others with the same id run after it.
         """
         if not self._iterates:
             self._end(sequence, why)

@@ -26,7 +26,7 @@ class SlotTable:
         self.backlog: dict[LiveSequence, None] = {}
 
     def add(self, batcher: Batcher, now_ns: int) -> None:
-        """Add the slots of a new instance, and give them to waiting sequences."""
+        """Add the slots of a new instance, and assign them to waiting sequences."""
         for slot in range(len(batcher.slots)):
             heappush(self._free, (slot, next(self._turns), batcher))
         while self.backlog and self._free:
@@ -54,7 +54,7 @@ class SlotTable:
             self.backlog[sequence] = None
 
     def release(self, sequence: LiveSequence, now_ns: int) -> None:
-        """Take the slot of ``sequence`` away, and give it to the first of the backlog."""
+        """Free the slot of ``sequence``, and assign it to the first of the backlog."""
         batcher = sequence.batcher
         if batcher is None:
             self.backlog.pop(sequence, None)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-#: Computed times lie in the years 2001 to 2033.
+#: Computed times are in the years 2001 to 2033.
 _FIRST_NS, _RANGE_NS = 10**18, 10**18
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -41,7 +41,7 @@ def mark_used(path: Path) -> None:
 
 
 def is_whole(path: Path, size: int) -> bool:
-    """True if the entry ``path`` is there, and nobody has written to it. Removes it if somebody has. Blocks."""
+    """True if the entry ``path`` exists and is unmodified. Removes a modified one. Blocks."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -55,10 +55,7 @@ def is_whole(path: Path, size: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Write the bytes of an entry to the disk, and note that in its time. Does nothing if it is there no more.
-
-    Blocks for as long as the disk takes.
-    """
+    """Write the bytes of an entry to the disk, and record that in its time. Does nothing if it was removed. Blocks."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

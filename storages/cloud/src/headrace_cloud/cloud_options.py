@@ -1,4 +1,4 @@
-"""The flags of model repositories in a cloud, and where the cache lies."""
+"""The flags of model repositories in a cloud, and the directory of the cache."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CloudStorageOptions(OptionGroup):
         return frozenset(word.strip().lower() for word in self.schemes.split(",") if word.strip())
 
     def cache_path(self, scheme: str) -> Path:
-        """Return the directory in which the cache for ``scheme`` lies, in a folder of its own.
+        """Return the directory of the cache for ``scheme``.
 
         Raises `ConfigError` if a variable of Triton names a directory that does not exist.
         """

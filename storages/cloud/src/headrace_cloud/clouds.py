@@ -1,7 +1,7 @@
 """Objects in S3, Google Cloud Storage and Azure Storage, by obstore.
 
-obstore is used directly and not through its store for fsspec, which lists folder by folder, has no times, cannot ask
-for a range of the object that was listed only, and copies what it reads.
+obstore is used directly and not through its store for fsspec. That lists folder by folder, has no times, cannot request
+a range of exactly the listed object, and copies the content.
 
 obstore follows redirects, and has no setting for that. `_checked` accepts an object only with the ETag of the listing.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
 _PAGE = 1000
-#: An answer that is slower than so many bytes a second fails, except that of `CloudStore.stream`.
+#: A response slower than this many bytes per second fails, except in `CloudStore.stream`.
 _LEAST_RATE = 1 << 16
 _DAY_S = 86_400.0
 #: Small objects that are read at once. More than parts of large ones: each waits for an answer, and not for bytes.
@@ -59,7 +59,7 @@ class CloudStore(ObjectStore):
             options.timeout_s + PART_BYTES / _LEAST_RATE
         )  # the longest are parts of objects, and pages of listings
         self._client, endpoint = connect(location, credentials, options, answer_s)
-        #: Without a limit for the whole answer: an object may be of any size.
+        #: Without a timeout for the whole response: an object may have any size.
         self._streaming, _ = connect(location, credentials, options, _DAY_S)
         self.identity = f"{scheme}://{endpoint}/{location.bucket}/{location.prefix}"
         region = f", region {credentials.region}" if credentials.region else ""
@@ -186,7 +186,7 @@ def _options(each: StoredObject, part: tuple[int, int] | None) -> GetOptions:
 
 def _checked(each: StoredObject, found: GetResult) -> GetResult:
     tag = found.meta["e_tag"]
-    # An answer without a tag is another one, too: a redirect may have led to a server that is no storage.
+    # A response without a tag is refused, too: a redirect may have led to another server.
     is_another = not each.tag.startswith(_UNTAGGED) and _bare(tag or "") != _bare(each.tag)
     if is_another or found.meta["size"] != each.size:
         raise ObjectChanged(f"'{each.path}' has changed since it was listed")

@@ -1,9 +1,8 @@
 """The credentials of a cloud's client: the identity, and its source.
 
-Sources, the first one counts:
+The first of these sources is used:
 
-1. the entry of Triton's credential file (``TRITON_CLOUD_CREDENTIAL_PATH``) whose prefix is the longest one that the URL
-   begins with,
+1. the entry of Triton's credential file (``TRITON_CLOUD_CREDENTIAL_PATH``) with the longest matching prefix of the URL,
 2. environment variables,
 3. the cloud's own chain: files of its tools, a workload's identity, the machine's identity,
 4. none: anonymous requests, which read public buckets.
@@ -25,7 +24,7 @@ from headrace import ConfigError
 
 #: Triton's variable for its credential file.
 FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
-#: Seconds for a connection to the service that tells a machine of a cloud its identity.
+#: The timeout in seconds of a connection to the metadata service of a cloud.
 METADATA_S = 1.0
 _METADATA_ADDRESS = ("169.254.169.254", 80)
 
@@ -83,7 +82,7 @@ def entry_source(scheme: str, prefix: str) -> str:
 
 
 def has_metadata_service() -> bool:
-    """True if this machine has the service by which clouds give machines an identity. Takes at most `METADATA_S`."""
+    """True if this machine has a metadata service, which gives it an identity. Takes at most `METADATA_S`."""
     try:
         socket.create_connection(_METADATA_ADDRESS, METADATA_S).close()
     except OSError:

@@ -1,13 +1,13 @@
 """Downloaded files of all servers of one user on a machine, in one directory of bounded size.
 
-An entry is named by the digest of the bucket, key, size and tag of an object, and it never changes: another content has
-another name. One that somebody has written to is downloaded again (`headrace_cloud.cache_entry`).
+An entry is named by the digest of the bucket, key, size and tag of an object, and never changes: other content has
+another name. A modified entry is downloaded again (`headrace_cloud.cache_entry`).
 
-Large files get a second name in the directory of the model (a hard link) and are read-only. Small ones are copied, so
-that a model that writes to its own files changes nobody else's.
+Large files are read-only hard links in the directory of the model. Small ones are copies, so that a model may write to
+its own files.
 
 ====================  ==============================================================================================
-``files/<digest>``    An entry. Its access time is that of its last use: the entry used longest ago is removed first.
+``files/<digest>``    An entry. Its access time is its last use: the least recently used is removed first.
 ``partial/<digest>``  A file while it arrives. The server that writes it holds a lock on it, and others wait. After a
                       server was killed it is not locked, and it is removed at the next start.
 ====================  ==============================================================================================
@@ -67,11 +67,11 @@ class FileCache:
             raise ConfigError(f"the cache directory '{self.path}' cannot be made: {error.strerror}") from error
 
     def keeps(self, size: int) -> bool:
-        """True if the cache keeps a file of ``size`` bytes. A larger one goes to the directory of its model alone."""
+        """True if a file of ``size`` bytes fits the cache. A larger one is only in the directory of its model."""
         return size <= self._max_bytes and self._max_bytes > 0
 
     def has(self, name: str, size: int) -> bool:
-        """True if there is an entry that nobody has changed. It counts as used then: `make_room` keeps it."""
+        """True if there is an unmodified entry. Marks it as used, so that `make_room` keeps it."""
         if not self.keeps(size) or not is_whole(self._files / name, size):
             return False
         with suppress(FileNotFoundError):
@@ -94,7 +94,7 @@ class FileCache:
             while not self.take(name, size, target):
                 with worded(path, size, CACHE), self._filling(name) as descriptor:
                     if descriptor is None or is_whole(self._files / name, size):
-                        continue  # another server has filled it meanwhile
+                        continue  # another server has filled it
                     had = False
                     fill(descriptor, size, download)
                     os.fchmod(descriptor, 0o400 if size > LINKED_BYTES else 0o600)
@@ -107,9 +107,9 @@ class FileCache:
         return had
 
     def make_room(self, size: int) -> None:
-        """Remove the entries used longest ago until ``size`` bytes more fit. Raises `LoadError` if the disk is full.
+        """Remove the least recently used entries until ``size`` bytes fit. Raises `LoadError` if the disk is full.
 
-        Creates the directories again, if something has removed them, such as a program that empties ``/tmp``.
+        Creates the directories again if another program has removed them, for example from ``/tmp``.
         """
         if not self._max_bytes:
             return

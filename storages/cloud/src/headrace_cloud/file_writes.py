@@ -1,4 +1,4 @@
-"""Writes files of known size, and says which disk is full."""
+"""Writes files of known size. Its errors name a full disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace import LoadError
 from headrace_cloud.stored_objects import PART_BYTES
 
-#: What says where the cache and the directories of the models lie.
+#: The settings of the cache's directory and of the models' directories.
 CACHE, MODELS = "--cloud-cache-directory", "TMPDIR"
 #: Writes a file of known size to a file descriptor.
 Download = Callable[[int], None]
@@ -36,9 +36,9 @@ def write_new(target: Path, size: int, download: Download) -> None:
 
 @contextmanager
 def worded(path: Path, size: int, setting: str) -> Iterator[None]:
-    """Turn what writing ``path`` raises into a `LoadError`, except `FileNotFoundError`.
+    """Convert errors of writing ``path`` to a `LoadError`, except `FileNotFoundError`.
 
-    ``setting`` is the flag or variable that says where ``path`` lies.
+    ``setting`` is the flag or variable of the directory.
     """
     try:
         yield

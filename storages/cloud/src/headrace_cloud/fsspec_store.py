@@ -1,4 +1,4 @@
-"""Objects in what else fsspec reads, such as ``hf://`` and ``https://``, by the driver that is installed for it.
+"""Objects in other stores of fsspec, such as ``hf://`` and ``https://``, by an installed driver.
 
 A redirect of an HTTP server is not followed, because it could lead to a server that only this machine can reach.
 """
@@ -16,12 +16,12 @@ from headrace import ConfigError, HeadraceError, LoadError, Unavailable, one_lin
 from headrace_cloud.cloud_options import CloudStorageOptions
 from headrace_cloud.stored_objects import PART_BYTES, NoRanges, ObjectChanged, ObjectStore, StoredObject
 
-#: Schemes of fsspec whose files are elsewhere and are named by a URL alone.
+#: Remote schemes of fsspec that need only a URL.
 SCHEMES = (
     *("abfs", "az", "box", "dbfs", "dropbox", "dvc", "ftp", "gcs", "gdrive", "github", "hdfs", "hf", "http", "https"),
     *("lakefs", "memory", "oci", "oss", "sftp", "smb", "tos", "wandb", "webdav", "webhdfs"),
 )
-#: What drivers call a tag that changes with the content, and a time. The first one counts.
+#: The names of a content tag and of a time in drivers, in order of preference.
 _TAGS = ("ETag", "etag", "e_tag", "blob_id", "sha", "sha256", "md5Hash", "md5", "content_md5", "checksum")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
 _LONGEST = 300
@@ -83,7 +83,7 @@ class FsspecStore(ObjectStore):
                         yield self._object(name, info)
 
     def _list(self, folder: str) -> list[Mapping[str, Any]]:
-        """Return what lies directly below ``folder``."""
+        """Return the entries of ``folder``."""
         # A web server redirects to the path with a slash at its end from the one without.
         found = self._files.ls(f"{folder}/" if self._is_web else folder, detail=True)
         below = [info for info in found if info["name"].startswith(f"{folder}/") and info["name"] != f"{folder}/"]
@@ -105,7 +105,7 @@ class FsspecStore(ObjectStore):
             raise LoadError(f"'{name}' has no size: the server does not send a Content-Length")
         time = next((info[key] for key in _TIMES if info.get(key)), None)
         tag = next((info[key] for key in _TAGS if info.get(key)), time)
-        if tag is None:  # there is nothing else to tell a change by
+        if tag is None:  # nothing else changes with the content
             tag = sorted((key, repr(value)) for key, value in info.items())
         return StoredObject(self._path_of(name), int(info["size"]), str(tag), _seconds(time))
 
@@ -134,8 +134,8 @@ class FsspecStore(ObjectStore):
     def _read_part(self, each: StoredObject, start: int, end: int) -> bytes:
         """Read a part from a web server.
 
-        ``cat_file`` of fsspec would read the whole file into memory, as often as there are parts, if the server does
-        not send parts.
+        If the server does not support ranges, fsspec's ``cat_file`` would read the whole file into memory for each
+        part.
         """
         with self._files.open(self._name_of(each.path), "rb", size=each.size, cache_type="none") as file:
             file.seek(start)

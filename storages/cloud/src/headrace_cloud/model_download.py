@@ -131,7 +131,10 @@ def _write(descriptor: int, part: memoryview, start: int = 0) -> None:
 
 
 def _results(tasks: Collection[Future[None]]) -> None:
-    """Wait for ``tasks``. If one fails, cancel those that have not begun, wait for the others, and raise its error."""
+    """Wait for ``tasks``.
+
+    If one fails, cancel those that have not started, wait for the others, and raise its error.
+    """
     _, waiting = wait(tasks, return_when=FIRST_EXCEPTION)
     for task in waiting:
         task.cancel()

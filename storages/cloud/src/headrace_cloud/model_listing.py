@@ -1,16 +1,15 @@
 """The models of a repository and their files, by as few listings as possible, and no half-copied model.
 
-A poll of the server asks for the models, and then for the files of each. Both are answered from one listing of the
-whole prefix. The first question takes the files of a model out of it, and a further question lists the model again.
+A poll of the server reads the models, then the files of each, from one listing of the whole prefix. The first read of
+the files of a model removes them from the listing; a further read lists the model again.
 
-A model that is being copied to the bucket looks like a model, with files missing. There are two rules against loading
-it:
+A model that is being copied to the bucket has missing files. Two rules keep it from being loaded:
 
 - With ``--cloud-ready-file``, a model is complete when it has that file, and no file is newer.
-- Without, and if the server polls, a change counts when the model has not changed for ``--cloud-settle-s``. If the
-  model is loaded by a command, or at start without polling, what it has at that time counts.
+- Without it, if the server polls, a change counts when the model has not changed for ``--cloud-settle-s``. At a load by
+  a command, or at start without polling, the current files count.
 
-Until then, the files that counted before go on counting.
+Until then, the former files count.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Files = Mapping[str, StoredObject]
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """When a model counts as complete: the name of its ready file, or the seconds without a change. See above."""
+    """The rule by which a model is complete: the name of its ready file, or the seconds without a change. See above."""
 
     ready_file: str = ""
     settle_s: float = 0.0
@@ -56,19 +55,19 @@ class ModelListing:
     def __init__(self, store: ObjectStore, completeness: Completeness) -> None:
         self._store, self._completeness = store, completeness
         self._lock = threading.Lock()
-        #: Held while the repository is listed; how many listings have begun, and the number of the last that succeeded.
+        #: The lock of a listing, the number of started listings, and the number of the last successful one.
         self._turn = threading.Lock()
         self._started = self._succeeded = 0
         self._names: list[str] = []
         self._was_empty = False
         #: The warning of the last listing, which is not logged at every poll.
         self._warning = ""
-        #: What the last listing of all models found, without what was taken out of it; and when it began.
+        #: The files of the last listing that were not read yet, and its start time.
         self._fresh: dict[str, Files | LoadError] = {}
         self._listed_at = 0.0
         #: The files of each model that counted last, and changes that do not count yet.
         self._counting: dict[str, Files] = {}
-        #: What `files` has returned last.
+        #: The last results of `files`.
         self._answered: dict[str, Files] = {}
         self._changes: dict[str, _Change] = {}
 
@@ -101,7 +100,7 @@ class ModelListing:
             return list(self._fresh)
 
     def files(self, model: str) -> Files:
-        """Return the files of ``model`` that count, from the last listing if they were not asked for since."""
+        """Return the files of ``model`` that count, from the last listing if they were not read since."""
         with self._lock:
             taken = self._fresh.pop(model, None) if time.monotonic() - self._listed_at < _FRESH_S else None
         if taken is None:
@@ -173,7 +172,7 @@ class ModelListing:
             return error
 
     def _count(self, name: str, files: Files) -> Files | None:
-        """Return the files of ``name`` that count: ``files``, or those before. None if there were none before."""
+        """Return the files of ``name`` that count: ``files`` or the former ones. None if there are no former ones."""
         before = self._counting.get(name)
         tags = {path: each.tag for path, each in files.items()}
         change = self._changes.get(name)
@@ -207,8 +206,8 @@ class ModelListing:
 def files_of(objects: Iterable[StoredObject], start: int) -> Files:
     """Return the files of a model by their paths, which begin at ``start`` in the paths of its ``objects``.
 
-    An object without bytes that others lie below is the folder that a console makes. Without others below, the folder
-    of a version is told from a file by its name. Raises `InvalidKey` for a key that no file can have.
+    An empty object above others is a folder that a console has created. If nothing is below it, its name decides if it
+    is the folder of a version. Raises `InvalidKey` for a key that cannot be a path.
     """
     files: dict[str, StoredObject] = {}
     folders: set[str] = set()

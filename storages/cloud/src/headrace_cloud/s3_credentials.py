@@ -27,7 +27,7 @@ _REGION = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _KEY = re.compile(r"[!-~]+")
 #: Files with keys are read again after this time: other programs renew the keys in them.
 _READ_AGAIN = timedelta(minutes=5)
-#: Where a profile has its credentials from, if it is not from keys. Needs boto3.
+#: Settings of a profile with another source of credentials than keys. They need boto3.
 _INDIRECT = (
     "sso_session",
     "sso_start_url",
@@ -91,7 +91,7 @@ def _from_environment(location: Location, region: str = "") -> Credentials:
         raise ConfigError("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set")
     if profile := of("AWS_PROFILE"):
         return _of_profile(profile, region)
-    if _has_credentials(_profile("default")[1]):  # else it has a region only, for credentials from elsewhere
+    if _has_credentials(_profile("default")[1]):  # otherwise it has only a region
         return _of_profile("default", region)
     for variable in _WORKLOAD:
         if of(variable):
@@ -114,7 +114,7 @@ def _region(profile: str = "") -> str:
 
 
 def _keys(source: str, key: str, secret: str, token: str | None, *, is_renewed: bool = False) -> dict[str, Any]:
-    """Return the keys for obstore. Raises `ConfigError` for those that cannot be in a request: obstore panics then."""
+    """Return the keys for obstore. Raises `ConfigError` for invalid header values, which make obstore panic."""
     if not all(map(_KEY.fullmatch, (key, secret, token or "-"))):
         raise ConfigError(
             f"credentials from {source} have a key or token that is empty, or has blanks, line breaks, or characters "

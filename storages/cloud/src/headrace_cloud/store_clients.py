@@ -1,4 +1,4 @@
-"""obstore's client of a cloud: where the server is, how it is asked, and for how long."""
+"""obstore's client of a cloud: its server, its settings and its timeouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace_cloud.urls import Location, checked_endpoint, is_address
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-#: Tries of one request beside the first, while the server has no answer or answers 5xx.
+#: Retries of a request if the server does not answer or answers 5xx.
 _RETRIES = 3
 _BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
 

@@ -1,8 +1,7 @@
-"""What went wrong with a request to a cloud, in one line: the server's answer, and the endpoint, bucket, region and
-credentials with which it was asked.
+"""Errors of requests to a cloud in one line: the server's answer, endpoint, bucket, region and source of credentials.
 
-obstore's errors have the URL, which may hold a signature, and a dump of its structures. Only the status and the
-server's own words are taken from them.
+obstore's errors contain the URL, which may have a signature, and a dump of its structures. Only the status and the
+server's text are used.
 """
 
 from __future__ import annotations

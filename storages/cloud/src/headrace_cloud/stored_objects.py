@@ -14,9 +14,9 @@ PART_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """``path`` is below the repository's prefix. ``tag`` changes with the content: an ETag, or what else there is.
+    """``path`` is below the repository's prefix. ``tag`` changes with the content, for example an ETag.
 
-    ``modified_s`` is its time by the clock of the server, in seconds since 1970; 0 if that is not known. A path that
+    ``modified_s`` is its time by the server's clock, in seconds since 1970; 0 if unknown. A path that
     ends with ``/`` is a folder.
     """
 

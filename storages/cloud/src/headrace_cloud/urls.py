@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from headrace import ConfigError, one_line
 
 _AZURE_HOST = ".blob.core.windows.net"
-#: Of a bucket, a container such as ``$web``, or an account.
+#: The name of a bucket, a container such as ``$web``, or an account.
 _NAME = re.compile(r"[A-Za-z0-9._$-]+", re.ASCII)
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?", re.ASCII | re.IGNORECASE)
 _FORMS = {
@@ -47,12 +47,12 @@ class Location:
     account: str = ""
 
     def key(self, path: str) -> str:
-        """Return the key of ``path``, which lies below the prefix."""
+        """Return the key of ``path`` below the prefix."""
         return f"{self.prefix}/{path}" if self.prefix else path
 
 
 def parse_url(url: str) -> Location:
-    """Return the location of ``url``, whose scheme is ``s3``, ``gs`` or ``as``. Slashes too many are ignored.
+    """Return the location of ``url``, whose scheme is ``s3``, ``gs`` or ``as``. Repeated slashes are ignored.
 
     Raises `ConfigError`.
     """
