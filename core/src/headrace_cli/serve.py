@@ -79,7 +79,7 @@ class Serve(Command):
 
     def refuse(self, error: ConfigError, groups: Sequence[type[OptionGroup]]) -> int:
         """Print the reason why a command line is refused. Return the exit code."""
-        return complain("headrace serve", "[options]", error.message)
+        return complain("headrace serve", "[options]", f"{error.message}{usage.of_bad_flag(error.message)}".rstrip())
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serve until SIGINT or SIGTERM. Return the exit code."""

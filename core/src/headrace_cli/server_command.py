@@ -85,7 +85,7 @@ class ServerCommand(Command):
             why = "the server on that port does not speak HTTP/1.1; gRPC and HTTP have different ports"
             print(f"cannot ask {what}: {why}", file=sys.stderr)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            print(f"cannot ask {what}: {one_line(str(error))}", file=sys.stderr)
+            print(f"cannot ask {what}: {one_line(str(getattr(error, 'reason', error)))}", file=sys.stderr)
         else:
             if text:
                 print(text)  # outside of the try: a closed pipe is not an error of the server

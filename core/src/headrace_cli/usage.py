@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -11,9 +12,10 @@ from dataclasses import MISSING, dataclass, fields
 from headrace.config.option_groups import GroupFlag, OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.config.support import NEEDS, SUPPORT, FlagState
-from headrace_cli.flags import GROUPS, Flag
+from headrace_cli.flags import FLAGS, GROUPS, Flag
 
-_HEAD = """\
+_BOOL = "<bool> is true, on, 1, false, off or 0."
+_HEAD = f"""\
 Usage: headrace serve --model-repository=<path> [options]
 
 Serve the models of a repository over HTTP (8000), gRPC (8001) and metrics (8002), until SIGTERM or SIGINT.
@@ -23,7 +25,7 @@ Serve the models of a repository over HTTP (8000), gRPC (8001) and metrics (8002
 
 Every flag of tritonserver is accepted. Write --flag=value or --flag value; an unambiguous prefix of a flag is enough.
 @<path> is a file with a flag in each line, for secrets that the list of processes should not show.
-<bool> is true, on, 1, false, off or 0.
+{_BOOL}
 """
 _MARKS = {
     FlagState.BUILT: "",
@@ -69,9 +71,22 @@ def _help(flag: Flag, group: str) -> FlagHelp:
 
 def render(plugins: Iterable[type[OptionGroup]] = ()) -> str:
     """Return the whole help, as wide as the terminal."""
-    width = max(80, min(shutil.get_terminal_size((120, 0)).columns, 140))
+    width = _width()
     parts = [_HEAD, *(_group(name, flags, width) for name, flags in GROUPS.items())]
     return "\n".join([*parts, *(_plugin_group(kind, width) for kind in plugins)])
+
+
+def of_bad_flag(message: str) -> str:
+    """Return the help of the flag that ``message``, about a bad option, names; empty if it names none."""
+    found = re.match('Bad option: "--([a-z0-9-]+)"', message)
+    flag = FLAGS.get(found[1]) if found else None
+    if flag is None:
+        return ""
+    return f"\n\n{_flag(flag, _width())}" + (f"{_MARGIN}{_BOOL}\n" if flag.argument == "<bool>" else "")
+
+
+def _width() -> int:
+    return max(80, min(shutil.get_terminal_size((120, 0)).columns, 140))
 
 
 def default(flag: Flag) -> str:

@@ -104,7 +104,8 @@ def test_without_a_repository_the_text_is_tritons(headrace: Start) -> None:
 def test_a_bad_option_exits_with_1_and_the_text_last(serve: Start) -> None:
     code, text = serve("--allow-http=maybe").finish()
     assert code == 1
-    assert text.endswith('\nBad option: "--allow-http".\ninvalid value for bool option: maybe\n')
+    assert '\nBad option: "--allow-http".\ninvalid value for bool option: maybe\n\n  --allow-http=<bool>\n' in text
+    assert text.endswith("        <bool> is true, on, 1, false, off or 0.\n")
 
 
 def test_a_model_that_fails_stops_the_start_with_tritons_text(serve: Start, repository: Path) -> None:

@@ -192,7 +192,7 @@ FILES: list[tuple[Any, str]] = [
     ("", "is no JSON"),
     ("[" * 100_000, "is no JSON"),
     ([], "is no object with 'principals'"),
-    ({"principals": {}, "more": 1}, "is no object with 'principals'"),
+    ({"principals": {}, "more": 1}, "unknown member 'more'; known: principals, roles, "),
     ({"principals": []}, "principals is no object"),
     ({"principals": {"": {}}}, "principals. is no name: 1 to 256 printable"),
     ({"principals": {"a\nb": {}}}, "principals.a\\nb is no name"),

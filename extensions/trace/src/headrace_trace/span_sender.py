@@ -44,7 +44,7 @@ class SpanSender:
             self._exporter = _exporter(start)
         except ImportError as error:
             raise ConfigError(
-                f"--trace-config=mode=opentelemetry needs headrace-trace[opentelemetry]: {error}"
+                f"--trace-config=mode=opentelemetry: {error}: pip install 'headrace-trace[opentelemetry]'"
             ) from error
         from opentelemetry.sdk.trace.export import SpanExportResult
 

@@ -201,8 +201,11 @@ def load_document(path: Path) -> dict[str, Any]:
         found = json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"access file '{path}' is no JSON: {one_line(str(error))}") from None
-    if not isinstance(found, dict) or "principals" not in found or found.keys() - set(_MEMBERS):
-        raise ConfigError(f"access file '{path}' is no object with 'principals', and no others than {_MEMBERS[1:]}")
+    if not isinstance(found, dict) or "principals" not in found:
+        raise ConfigError(f"access file '{path}' is no object with 'principals'")
+    for name in found.keys() - set(_MEMBERS):
+        known = ", ".join(_MEMBERS)
+        raise ConfigError(f"access file '{path}': unknown member '{one_line(str(name))}'; known: {known}")
     return found
 
 
