@@ -14,7 +14,7 @@ UNWRITTEN_BYTE = 0xA5
 
 @pytest.fixture
 def unwritten_byte() -> Iterator[int]:
-    """The value of every byte of memory that is allocated during the test and not written since."""
+    """The value of unwritten bytes in memory that is allocated during the test."""
     libc = ctypes.CDLL(None)
     assert libc.mallopt(_M_PERTURB, UNWRITTEN_BYTE ^ 0xFF)
     yield UNWRITTEN_BYTE

@@ -56,7 +56,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Case(NamedTuple):
-    """``inputs`` and ``outputs`` are in the order of the graph; what is no tensor is a list or None."""
+    """``inputs`` and ``outputs`` are in the order of the graph; sequences and optionals are lists or None."""
 
     name: str
     model: onnx.ModelProto
@@ -78,7 +78,7 @@ class Case(NamedTuple):
 
     @property
     def kind(self) -> frozenset[object]:
-        """Return what a case shows of a backend: operators, and the types and ranks of inputs and outputs."""
+        """Return the features that a case covers: operators, and the types and ranks of inputs and outputs."""
         graph = self.model.graph
         operators = {(node.domain, node.op_type) for node in graph.node}
         taken, given = ({(side, _kind_of(info)) for info in infos} for side, infos in
@@ -128,12 +128,12 @@ def _read(path: Path, info: onnx.ValueInfoProto) -> Any:
 
 @cache
 def plugins() -> Plugins:
-    """Those of core, found once for all cases."""
+    """The plugins of core, found once for all cases."""
     return Plugins.discover(())
 
 
 def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: str) -> list[Any]:
-    """The outputs of the config, in its order, as core gives them. Raises `HeadraceError`."""
+    """Return the outputs in the order of the config, as core does. Raises `HeadraceError`."""
     version = folder / case.name / "1"
     version.mkdir(parents=True)
     (version / "model.onnx").write_bytes(case.model.SerializeToString())
@@ -270,7 +270,7 @@ def verdict(case: Case, ask: Callable[[Case], list[Any]], direct: Callable[[Case
 
 
 def _that_show_more(kinds: dict[frozenset[object], Case]) -> dict[frozenset[object], Case]:
-    """Return those of ``kinds``, from the last on, that have something which none before them has."""
+    """Return the ``kinds``, from the last on, that have a feature which none before them has."""
     found: dict[frozenset[object], Case] = {}
     seen: set[object] = set()
     for kind, case in reversed(kinds.items()):

@@ -1,8 +1,8 @@
-"""DLPack without any framework: what a capsule holds, and `headrace.DeviceTensor`s at an address.
+"""DLPack without any framework: reads capsules, and exports `headrace.DeviceTensor`s at an address.
 
-A capsule of DLPack holds a ``DLManagedTensor`` (dlpack.h, version 0.8, which every framework reads). NumPy makes the
-capsules, over addresses that it never reads, so the memory is kept and released in C. Device and data type are written
-into the structure here.
+A capsule of DLPack has a ``DLManagedTensor`` (dlpack.h, version 0.8, which every framework reads). NumPy creates the
+capsules, for addresses that it never reads, so memory is kept and released in C. Device and data type are written into
+the structure here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from headrace import DataType, DeviceTensor, dtypes
 
-#: Type code and bits of each data type, as dlpack.h has them.
+#: The type code and the bits of each data type, from dlpack.h.
 DLPACK_CODES: Mapping[DataType, tuple[int, int]] = {
     dtypes.INT8: (0, 8),
     dtypes.INT16: (0, 16),
@@ -60,39 +60,39 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, py_object, c_char_p)(("PyCapsule_IsV
 
 
 def is_dlpack(value: Any) -> bool:
-    """True if ``value`` is a capsule of DLPack that nobody has read."""
+    """True if ``value`` is a capsule of DLPack that has not been consumed."""
     return bool(_is_valid(value, b"dltensor"))
 
 
 def dl_tensor(capsule: Any) -> DLTensor:
-    """Return the structure in ``capsule``, which lives as long as the capsule. Raises `ValueError` for another."""
+    """Return the structure in ``capsule``, valid as long as the capsule. Raises `ValueError` for other objects."""
     return DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
 
 
 def is_contiguous(tensor: DLTensor) -> bool:
-    """True if the rows of ``tensor`` are one after the other. Strides count elements; none at all means row-major."""
+    """True if ``tensor`` is row-major without gaps. Strides count elements; without strides it is row-major."""
     shape, strides, expected = tensor.shape[: tensor.ndim], tensor.strides, 1
     if not strides or 0 in shape:
         return True
     for axis in reversed(range(tensor.ndim)):
-        if shape[axis] != 1 and strides[axis] != expected:  # that of an axis of one element says nothing
+        if shape[axis] != 1 and strides[axis] != expected:  # the stride of an axis of one element has no meaning
             return False
         expected *= shape[axis]
     return True
 
 
 def address_of(capsule: Any) -> int | None:
-    """Return the address of the tensor in ``capsule``, or None if its rows are not one after the other."""
+    """Return the address of the tensor in ``capsule``; None if it is not contiguous."""
     tensor = dl_tensor(capsule)
     return int(tensor.data or 0) + int(tensor.byte_offset) if is_contiguous(tensor) else None
 
 
 class AddressedMemory(Protocol):
-    """Memory of a device, kept as long as there is this object. Any thread."""
+    """Memory of a device, which this object keeps alive. Any thread."""
 
     @property
     def device(self) -> tuple[int, int]:
-        """The kind of the device in DLPack's numbers, and its own number."""
+        """DLPack's number of the kind of device, and the number of the device."""
 
     def address(self, offset: int) -> int:
         """Return the address of the byte at ``offset``."""
@@ -102,7 +102,7 @@ class AddressedMemory(Protocol):
 
 
 class AddressedTensor(DeviceTensor):
-    """A tensor whose first byte is at ``offset`` of ``memory``, contiguous. Complete: no work on it is queued."""
+    """A contiguous tensor whose first byte is at ``offset`` of ``memory``. No work on it may be queued."""
 
     __slots__ = ("_memory", "_offset")
 
@@ -131,7 +131,7 @@ class AddressedTensor(DeviceTensor):
 
 
 class _Unread:
-    """The owner of an array that is never read: it keeps ``memory`` as long as there is a capsule of the array."""
+    """The owner of an array that is never read: it keeps ``memory`` alive as long as a capsule of the array."""
 
     def __init__(self, memory: AddressedMemory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._memory = memory

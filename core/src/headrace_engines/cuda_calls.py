@@ -15,15 +15,15 @@ _PEER_ACCESS = 1
 #: A stream that does not wait for the default stream.
 _NON_BLOCKING = 1
 _UUID_BYTES = 16
-#: ``CUstreamCaptureMode``: this thread may do what disturbs a capture of another one in its default mode.
+#: ``CUstreamCaptureMode``: this thread may make calls that a capture of another thread forbids by default.
 _RELAXED = 2
 _CAPTURE_ERRORS = range(900, 910)
-#: Functions that never wait. They keep the interpreter's lock: to get it back takes longer beside a busy event loop.
+#: Functions that never wait. They hold the interpreter's lock: reacquiring it beside a busy event loop takes longer.
 _SHORT = (
     *("cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemcpyDtoDAsync_v2"),
     "cuThreadExchangeStreamCaptureMode",
 )
-#: Copies from the host of fewer bytes keep it, too: they take less than 0.1 ms.
+#: Copies from the host of fewer bytes hold it, too: they take less than 0.1 ms.
 _SHORT_BYTES = 1 << 20
 
 
@@ -32,20 +32,20 @@ class _Handle(ctypes.Structure):
 
 
 class CudaError(OSError):
-    """The driver has refused a call. ``code`` is its ``CUresult``, 0 if there is no driver."""
+    """The driver refused a call. ``code`` is its ``CUresult``; 0 if there is no driver."""
 
     code = 0
 
     @property
     def is_for_a_capture(self) -> bool:
-        """True if the call is refused as long as a stream of the device is captured into a graph."""
+        """True if the call fails only while a stream of the device is captured into a graph."""
         return self.code in _CAPTURE_ERRORS
 
 
 class CudaLibrary:
     """The functions of the CUDA driver that Headrace needs. Any thread, but those that copy may block."""
 
-    #: Of its devices, in DLPack's numbers.
+    #: DLPack's number of its kind of device.
     kind: ClassVar[int] = 2
 
     def __init__(self) -> None:
@@ -102,8 +102,10 @@ class CudaLibrary:
 
     @contextmanager
     def using(self, device: int) -> Iterator[None]:
-        """`use` it, and then what this thread used before: for threads of others. Calls in it do not end the capture
-        of a graph by another thread. Raises `CudaError`."""
+        """`use` it, and restore the device of this thread afterwards. Raises `CudaError`.
+
+        Calls in this context do not end the capture of a graph by another thread.
+        """
         mode = ctypes.c_int(_RELAXED)
         self._call("cuCtxPushCurrent_v2", self._context(device))
         try:

@@ -22,5 +22,5 @@ def read_libraries(package: str, *folders: str) -> None:
     for place in spec.submodule_search_locations or ():
         for folder in folders:
             for path in Path(place, folder).glob("*.so*"):
-                with suppress(OSError), in_memory(path):  # the import reports what is wrong with it
+                with suppress(OSError), in_memory(path):  # the import reports the error
                     pass

@@ -1,7 +1,7 @@
-"""Inputs and outputs of a model: as an engine finds them in a file, and as the config has them.
+"""Inputs and outputs of a model, from its file or its config.
 
-A backend makes a `Graph` from a file; `complete_from_graph` and `check_against_graph` compare it with the config.
-`Graph.of_config` has the tensors of a config, also those that no client sends or receives.
+A backend creates a `Graph` from a file; `complete_from_graph` and `check_against_graph` compare it with the config.
+`Graph.of_config` has the tensors of a config, including tensors that no client sends or receives.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ _UNKNOWN = "unknown"
 class GraphTensor:
     """One input or output of a model file.
 
-    ``datatype`` is None if the protocol has no such type; ``type`` is the engine's name of it, for messages. ``shape``
-    includes a batch axis if there is one; -1 is any size. It is empty for a scalar, or if the engine does not know the
-    rank. ``is_tensor`` is False for a list, a map and the like.
-
-    The values of an ``is_shape_tensor`` are shapes. It has no batch axis. If the model batches, its first value is the
-    batch size, which its config leaves out.
+    - ``datatype``: None if the protocol has no such type; ``type`` is the engine's name of it, for messages.
+    - ``shape``: with the batch axis, if there is one; -1 is any size. Empty for a scalar, or for an unknown rank.
+    - ``is_tensor``: False for a list, a map and the like.
+    - ``is_shape_tensor``: its values are shapes. It has no batch axis. If the model batches, its first value is the
+      batch size, which is not in the config.
     """
 
     name: str

@@ -34,9 +34,8 @@ def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:
 def complete_from_graph(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
     """Fill ``max_batch_size``, ``dynamic_batching``, ``input`` and ``output`` of ``config``.
 
-    Outputs that are not tensors are left out with one warning, unless no output is a tensor. Raises `ConfigError` if
-    the config asks for batches that the graph does not support, and `LoadError` for a tensor that the protocol cannot
-    carry.
+    Outputs that are not tensors are skipped with one warning, unless no output is a tensor. Raises `ConfigError` if the
+    config has a batch size and the graph does not batch, and `LoadError` for a tensor that the protocol cannot carry.
     """
     _complete_batching(config, graph, default_max_batch_size)
     skipped = 1 if config.max_batch_size > 0 else 0
@@ -81,12 +80,12 @@ def _complete_batching(config: ModelConfig, graph: Graph, default_max_batch_size
 
 
 def _hints_agree(config: ModelConfig, graph: Graph) -> bool:
-    """True if the dims that the config gives, as the model sees them, leave the batch axis out."""
-    given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
+    """True if the dims in the config, after ``reshape``, have no batch axis."""
+    declared: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
     known = {**graph.inputs, **graph.outputs}
     return all(
         len(io.reshape.shape if io.HasField("reshape") else io.dims) + 1 == len(known[io.name].shape)
-        for io in given
+        for io in declared
         if io.name in known and not known[io.name].is_shape_tensor
     )
 
@@ -98,7 +97,7 @@ def _describe(io: ModelInput | ModelOutput, info: GraphTensor, direction: str, m
         io.is_shape_tensor = True
         io.dims.extend(dim - skipped for dim in info.shape)
     else:
-        io.dims.extend(dim or -1 for dim in info.shape[skipped:])  # a config cannot say 0
+        io.dims.extend(dim or -1 for dim in info.shape[skipped:])  # a config may not have 0
     if not io.dims:
         io.dims.append(1)
         if skipped and not info.is_shape_tensor:
@@ -106,8 +105,7 @@ def _describe(io: ModelInput | ModelOutput, info: GraphTensor, direction: str, m
 
 
 def check_against_graph(config: ModelConfig, graph: Graph) -> None:
-    """Raise at the first disagreement, in Triton's words: `ConfigError`, or `LoadError` for a type that cannot be
-    served."""
+    """Raise `ConfigError` in Triton's words for the first difference, or `LoadError` for an unsupported type."""
     controls = [control.name for control in config.sequence_batching.control_input]
     states = [state.input_name for state in config.sequence_batching.state]
     known = {*(io.name for io in config.input), *controls, *states}
@@ -141,7 +139,7 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
 def _check_unseen(
     config: ModelConfig, name: str, datatype: DataType, infos: Mapping[str, GraphTensor], direction: str
 ) -> None:
-    """Check a tensor that the server computes or keeps, and that clients do not send, against the graph."""
+    """Check a tensor that the server computes or stores, and clients do not send, against the graph."""
     io = ModelInput(name=name, data_type=datatype.config_value)  # type: ignore[arg-type]
     _check_datatype(config, io, _find(io, infos, direction), direction)
 

@@ -1,4 +1,4 @@
-"""The environment in which an engine is imported: engines read settings from it once, when they are loaded."""
+"""The environment variables for the import of an engine, which reads them once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-#: The variables that tell OpenMP how its threads wait.
+#: The variables that set how threads of OpenMP wait.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _importing = threading.Lock()
 
 
 def wait_policy() -> Mapping[str, str]:
-    """Return the variables that let the threads of OpenMP sleep while they wait for each other.
+    """Return the variables that make threads of OpenMP sleep while they wait for each other.
 
-    They would spin for 300,000 turns, 13 ms on some CPUs, on cores that the event loop and other instances need: a
-    transformer of 0.06 GFLOP with two threads on two busy cores then took 364 ms, and 4 ms if they sleep. Empty if the
-    environment of this process says how they wait: the operator decides.
+    By default they spin for 300,000 turns, 13 ms on some CPUs, on cores that the event loop and other instances need. A
+    transformer of 0.06 GFLOP with two threads on two busy cores took 364 ms with spinning, and 4 ms with sleeping.
+    Empty if the operator has set one of the variables.
     """
     return {} if any(os.environ.get(name) for name in _WAITING) else {"OMP_WAIT_POLICY": "passive"}
 
@@ -26,8 +26,8 @@ def wait_policy() -> Mapping[str, str]:
 def import_environment(variables: Mapping[str, str] | None = None) -> Iterator[None]:
     """Set `wait_policy` and ``variables`` while an engine is imported, by one thread at a time.
 
-    A variable that the environment has already keeps its value. Afterwards none is left for other engines and for child
-    processes. Must not be nested.
+    Variables that are already set keep their values. Afterwards the variables are removed, so that other engines and
+    child processes do not get them. Must not be nested.
     """
     with _importing:
         wanted = {**wait_policy(), **(variables or {})}

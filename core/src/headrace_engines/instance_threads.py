@@ -17,7 +17,7 @@ _setting = threading.Lock()
 def threads_per_instance(config: ModelConfig, default_instances: int) -> int:
     """Return how many threads an operator may use: the cores divided among the CPU instances of ``config``.
 
-    ``default_instances`` is the count of a CPU group that names none (``Backend.cpu_instances``).
+    ``default_instances`` is the count of a CPU group without a count (``Backend.cpu_instances``).
     """
     from headrace import ModelInstanceGroup  # a process of a model may have no protobuf
 
@@ -31,20 +31,19 @@ def threads_per_instance(config: ModelConfig, default_instances: int) -> int:
 
 
 def threads_beside_server(config: ModelConfig, default_instances: int) -> int:
-    """Return `threads_per_instance`, but one less for a single instance that would have several cores and all of them.
+    """Return `threads_per_instance`, or one less if that is all of several cores.
 
-    That core is left to the server: an operator waits for the slowest of its threads, which would be the one without a
-    core.
+    The server needs a core, too: an operator waits for its slowest thread, which would be the one without a core.
     """
     cores, share = available_cores(), threads_per_instance(config, default_instances)
     return max(1, cores - 1) if share == cores else share
 
 
 def set_torch_threads(torch: Any, count: int) -> None:
-    """Set the threads within an operator of ``torch``, the module, for the calling thread alone.
+    """Set the threads within an operator of the module ``torch`` for the calling thread only.
 
-    PyTorch keeps a number for each thread that has computed, and one for those that have not. It sets both at once, and
-    gives the latter to a thread that computes for the first time, even if that was told another.
+    PyTorch has a number for each thread that has computed, and a default for threads that have not. ``set_num_threads``
+    sets both, and the first computation of a thread replaces its number by the default.
     """
     with _setting, ThreadPoolExecutor(1) as new_thread:
         others = new_thread.submit(torch.get_num_threads).result()

@@ -1,6 +1,6 @@
-"""An ONNX file without the values of its weights, which are most of it: reading the rest takes a millisecond.
+"""Reads an ONNX file without the values of its weights, which are most of it. The rest takes a millisecond.
 
-The file is walked field by field, in the wire format of protobuf. Only fields of initializers are left out, never
+The file is read field by field, in the wire format of protobuf. Only fields of initializers are skipped, except for
 ``external_data``, which names a file.
 """
 
@@ -14,11 +14,11 @@ from typing import TypeAlias
 from headrace import open_regular
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-#: Tags of fields: the number, and how the value is written. Of a model, of its graph, and of an initializer.
+#: Tags of a model's field, a graph's and an initializer's: the number and the wire type.
 _GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7 << 3 | _LENGTH, 5 << 3 | _LENGTH, 13 << 3 | _LENGTH
 #: A field of an initializer that is larger has values.
 _SMALL_BYTES = 1 << 10
-#: Files with more fields, or more bytes besides values, are not walked.
+#: The limits of a file: its fields, and its bytes besides values.
 _MOST_FIELDS, _MOST_BYTES = 100_000, 16 << 20
 _PIECE_BYTES = 64 << 10
 #: The longest head of a field: two numbers.
@@ -33,8 +33,7 @@ _WireField: TypeAlias = "tuple[int, int, int, int]"
 def reduced(path: Path) -> bytes | None:
     """Return the ONNX model in the file ``path`` without the values of its initializers, as bytes of the same message.
 
-    None if it is no such message, or if too much of it is no value of an initializer. Raises what `open_regular`
-    raises.
+    None if the file is no such message, or exceeds a limit. Raises the exceptions of `open_regular`.
     """
     with open_regular(path) as file:
         reader = _FieldReader(file.fileno(), os.fstat(file.fileno()).st_size)
@@ -71,7 +70,7 @@ def _graph(reader: _FieldReader, copied: int, graph_end: int) -> Iterator[bytes]
 
 
 class _FieldReader:
-    """Reads a file of ``size`` bytes here and there. Methods raise `ValueError` if it is no message or too much."""
+    """Reads parts of a file of ``size`` bytes. Methods raise `ValueError` if it is no message or exceeds a limit."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size

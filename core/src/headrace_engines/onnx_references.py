@@ -1,4 +1,4 @@
-"""Checks an ONNX file before an engine reads it: the files that it names, and whether it has loops.
+"""Checks an ONNX file before an engine reads it: the files that it names, and if it has loops.
 
 The named files (weights, and graphs that an accelerator has compiled) must be in the model's directory. Not all engines
 check this: ONNX Runtime before about 1.23 read any file of the server, and even its memory if a name was an address.
@@ -64,7 +64,7 @@ class OnnxFile(NamedTuple):
 
 
 def read_onnx_file(path: Path, folder: Path) -> OnnxFile:
-    """Return what the ONNX graph in the file ``path`` refers to. Reads the file once, without the values of weights.
+    """Return the references of the ONNX graph in the file ``path``. Reads the file once, without values of weights.
 
     Raises `LoadError` if it names a file outside the model's directory ``folder``, which contains ``path``. A file that
     is not an ONNX graph passes: the engine reads or refuses it.
@@ -97,9 +97,9 @@ def onnx_repeats(path: Path) -> bool:
 
 
 def _mentioned(path: Path, words: set[bytes]) -> set[bytes]:
-    """Return those of ``words`` that the file contains, besides the values of weights.
+    """Return the ``words`` that occur in the file outside of the values of weights.
 
-    Read in pieces if it is no graph or most of it are no weights, so that other threads can run.
+    A file that is no graph, or mostly no weights, is read in pieces, so that other threads can run.
     """
     if (text := reduced(path)) is not None:
         return {word for word in words if word in text}
@@ -113,7 +113,7 @@ def _mentioned(path: Path, words: set[bytes]) -> set[bytes]:
 
 
 def _names(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the names of files, and whether each has weights."""
+    """Yield the names of files, each with True if it has weights."""
     model = _Model()
     try:
         model.ParseFromString(read_regular(path))
@@ -142,7 +142,7 @@ def _in_compiled(attributes: Iterable[Any]) -> Iterator[str]:
 
 
 def _make() -> type[Message]:
-    """Return the message ``Model``. Every message field is repeated, so that none is hidden by a second one."""
+    """Return the message ``Model``. Every message field is repeated, so that a second one hides none."""
     file = descriptor_pb2.FileDescriptorProto(name="references.proto", syntax="proto2")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)

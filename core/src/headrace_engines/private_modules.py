@@ -1,11 +1,11 @@
 """Imports a model's Python files under private names, so that the models of one process share no module.
 
-Two models may both ``import helper`` and mean the file beside their own ``model.py``; after a reload they mean the new
-file. `sys.modules` has one entry per name, and finders are not called once it is taken. So neither a path nor a finder
+For two models, ``import helper`` must import the file beside their own ``model.py``, and the new file after a reload.
+`sys.modules` has one entry per name, and finders are not called for an existing entry. So neither a path nor a finder
 can separate the models. Swapping `sys.modules` during an import works under a lock, but not for imports inside
 functions.
 
-So each model gets a package of its own. Its modules get builtins whose ``__import__`` searches that package first. The
+So each model has its own package. Its modules get builtins whose ``__import__`` searches that package first. The
 interpreter takes ``__import__`` from the globals of the importing code. So this holds for every function of these
 modules, on any thread, and costs nothing elsewhere. `importlib.import_module` does not use it.
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-#: Names that a file beside a model cannot take. Installed packages come after the model's files.
+#: Names that a file beside a model cannot have. The model's files precede other installed packages.
 _RESERVED = frozenset((*sys.stdlib_module_names, "numpy", "headrace"))
 _numbers = count()
 
@@ -40,7 +40,7 @@ _numbers = count()
 class PrivateModules:
     """The modules of one model, searched in ``folders``, in order. Any thread may import.
 
-    ``reserved`` are more names that a file beside the model cannot take. ``own`` is added to the globals of each
+    ``reserved`` are further names that a file beside the model cannot have. ``own`` is added to the globals of each
     module.
     """
 
@@ -50,15 +50,15 @@ class PrivateModules:
         reserved: Collection[str] = (),
         own: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        #: The package of all these modules. No other model's has this name.
+        #: The unique name of the package of these modules.
         self.package = f"_headrace_model_{next(_numbers)}"
         self._folders = list(dict.fromkeys(map(str, folders)))
         self._elsewhere = {*_RESERVED, *reserved}
         self._globals: Mapping[str, Any] = {"__builtins__": {**vars(builtins), "__import__": self._import}, **own}
 
     def load(self, file: Path) -> ModuleType:
-        """Return the module of ``file``, which is in the first folder. Raises what its code raises; call `close` all
-        the same."""
+        """Return the module of ``file``, which is in the first folder. Raises the exceptions of its code. Call `close`
+        also after an exception."""
         if _FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _FINDER)
         _FINDER.packages[self.package] = self
@@ -76,7 +76,7 @@ class PrivateModules:
         return (sys.modules[name] for name in tuple(sys.modules) if self.has(name))
 
     def close(self) -> None:
-        """Remove the modules. Code that still runs keeps them, and can import no more."""
+        """Remove the modules. Code that still runs keeps them, and cannot import further ones."""
         _FINDER.packages.pop(self.package, None)
         for name in [name for name in tuple(sys.modules) if self.has(name)]:
             del sys.modules[name]

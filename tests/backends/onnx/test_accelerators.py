@@ -1,4 +1,4 @@
-"""Accelerators: the execution providers and options that a config asks for, and which builds of the engine have."""
+"""Accelerators: the execution providers and options in a config, and the builds of the engine that have them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_error_for_a_missing_accelerator_has_the_install_command(graphs: Any
 
 
 class GpuEngine:
-    """An engine that says it has the GPU providers."""
+    """An engine that reports the GPU providers."""
 
     __version__ = "1.31"
 
@@ -142,7 +142,7 @@ def test_an_unknown_precision_is_refused(graphs: Any) -> None:
 
 def test_a_provider_that_does_not_start_is_a_load_error(graphs: Any) -> None:
     class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
-        """Does what onnxruntime-gpu does where the CUDA libraries are missing: runs on the CPU."""
+        """Runs on the CPU, as onnxruntime-gpu does without the CUDA libraries."""
 
         def __init__(self, path: str, options: Any, chosen: Any, enable_fallback: int) -> None:
             super().__init__(path, options, [providers.CPU])
@@ -177,7 +177,7 @@ def test_kind_auto_is_the_cpu_if_the_engine_has_no_gpu(graphs: Any) -> None:
     assert providers.device_of(GpuEngine, model) == Device("gpu", 0)
 
 
-#: Keys of docs/spec/behaviours.md section 10.2, and what ONNX Runtime calls them.
+#: Keys of docs/spec/behaviours.md section 10.2, and ONNX Runtime's names of them.
 TENSORRT = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -236,7 +236,7 @@ def test_a_precision_of_tensorrt_is_a_flag(graphs: Any, mode: str, flags: dict[s
 
 
 class EveryEngine:
-    """An engine that says it has every provider."""
+    """An engine that reports every provider."""
 
     __version__ = "1.31"
 

@@ -25,7 +25,7 @@ class TestOnnxRuntime(BackendConformance):
         return Example(graphs.add(), {"A": a, "B": b}, {"S": a + b, "D": a - b}, damage="model.onnx")
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
-        """``y = x`` by way of a Reshape, which knows every type."""
+        """``y = x`` by a Reshape, which supports every type."""
         x = extreme_values(kind)
         element = getattr(TensorProto, ELEMENTS.get(kind, "FLOAT" if kind == "SCALAR" else kind))
         shape = ["n", *x.shape[1:]]

@@ -1,4 +1,4 @@
-"""Tensors that stay on a GPU, which memory of the host plays: what is bound in place, copied, and kept."""
+"""Tensors that stay on a GPU, simulated by memory of the host: which are bound in place, copied, and kept alive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 class PlayedLibrary(CudaLibrary):
-    """A device with the memory of the host. Notes each copy, and the ends of streams."""
+    """A device with the memory of the host. Records each copy and each wait for a stream."""
 
     kind = 1  # of the host, in DLPack's numbers
 
@@ -68,7 +68,7 @@ class PlayedLibrary(CudaLibrary):
 
 
 class InPlace(PlayedDeviceTensor):
-    """A tensor that is read where it lies, by DLPack, on the stream that the reader names."""
+    """A tensor that is read in place, by DLPack, on the reader's stream."""
 
     streams: list[int | None]
 
@@ -242,7 +242,7 @@ def test_a_failed_run_names_the_engine_and_the_next_one_works(graphs: Any, libra
 
 
 class Kit(BackendConformance):
-    """Not collected: for the check that is run below."""
+    """For the check that runs below; pytest does not collect it."""
 
     plugin, backend, heavy = "headrace_onnx", "onnxruntime", ("onnxruntime", "onnx")
 

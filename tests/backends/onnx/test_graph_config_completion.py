@@ -127,7 +127,7 @@ def test_unknown_dimensions_become_minus_one(graphs: Any) -> None:
 
 
 def test_a_dim_of_zero_is_served_as_a_variable_one(graphs: Any) -> None:
-    """A config cannot say 0."""
+    """A dim of a config cannot be 0."""
     version = graphs.identity(TensorProto.FLOAT, [2, 0])
     assert list(completed(graphs, version).input[0].dims) == [2, -1]
     with serve(graphs.root) as server:

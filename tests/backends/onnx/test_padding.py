@@ -1,4 +1,4 @@
-"""An ONNX model of a few fixed sizes, behind a server that pads: beside ONNX Runtime called with each request alone."""
+"""An ONNX model with a few fixed sizes and padded requests. The oracle is ONNX Runtime with each request alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ instance_group { count: 1 kind: KIND_CPU }
 
 
 def write(graphs: Any, name: str, padding: dict[str, Any], isolation: str = "thread") -> None:
-    """``sum`` adds up what the mask lets through, ``square`` is element by element."""
+    """``sum`` adds up the elements in the mask, ``square`` is element by element."""
     nodes = [
         helper.make_node("Mul", ["x", "mask"], ["masked"]),
         helper.make_node("ReduceSum", ["masked", "axes"], ["sum"], keepdims=1),

@@ -1,4 +1,4 @@
-"""A ragged ONNX model behind a server, beside ONNX Runtime called directly with what Triton documents."""
+"""A ragged ONNX model on a server. The oracle is ONNX Runtime, called with the inputs that Triton documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neither a graph nor a config has the engine read or write a file outside the model's directory."""
+"""No graph and no config makes the engine read or write a file outside the model's directory."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def in_sparse_initializer(location: str) -> onnx.ModelProto:
 
 
 def in_a_second_graph(location: str) -> onnx.ModelProto:
-    """As bytes may say a field twice, of which a reader makes one."""
+    """A field may be twice in a file; a reader merges both."""
     model = graph([helper.make_node("Add", ["x", "x"], ["y"])])
     other = in_initializer(location)
     return onnx.ModelProto.FromString(model.SerializeToString() + other.SerializeToString())
@@ -207,7 +207,7 @@ def test_nothing_that_is_passed_on_names_a_file_or_an_address() -> None:
 
 
 class EveryEngine:
-    """An engine that says it has every provider."""
+    """An engine that reports every provider."""
 
     __version__ = "1.31"
 
@@ -294,7 +294,7 @@ def test_an_option_that_holds_an_address_or_is_not_known_is_refused(graphs: Any,
 @pytest.mark.parametrize("make", [in_initializer, in_attribute, in_initializer_of_branch])
 @pytest.mark.parametrize("location", ["weights.bin", "./w//weights.bin"])
 def test_weights_that_are_shortened_while_they_are_served_end_nothing(graphs: Any, make: Any, location: str) -> None:
-    """The engine would map the file. In a process, so that a broken guard ends that and not the tests."""
+    """The engine would map the file. It runs in a process, which a broken guard would crash instead of the tests."""
     model = make(location)
     version = write(graphs, model)
     (version.parent / "config.pbtxt").write_text(

@@ -47,7 +47,7 @@ def test_a_broken_model_does_not_affect_the_others(server: Server) -> None:
 
 
 def test_a_misspelt_parameter_is_ignored_as_in_triton(server: Server) -> None:
-    """The warning is core's, and tested there."""
+    """The tests of core check the warning."""
     assert next(entry.state for entry in server.index() if entry.name == "misspelt") == "READY"
 
 

@@ -26,7 +26,7 @@ AB = """
 
 
 def options_of(graphs: Any, config: str = "", **parameters: Any) -> Any:
-    """The session options that ONNX Runtime was really given."""
+    """The session options that ONNX Runtime got."""
     model = graphs.model(graphs.add(), AB + config, Parameters(**parameters))
     return open_session(onnxruntime, model, Device("cpu"), {}).session.get_session_options()
 
@@ -35,7 +35,7 @@ def options_of(graphs: Any, config: str = "", **parameters: Any) -> Any:
 
 
 def with_external_data(path: Path) -> np.ndarray[Any, Any]:
-    """A model ``y = x + W`` at ``path`` whose W lies in ``weights.bin`` beside it; W."""
+    """A model ``y = x + W`` at ``path``, with W in ``weights.bin`` beside it. Return W."""
     weights = np.arange(1024, dtype=np.float32)
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "W"], ["y"])],
@@ -86,7 +86,7 @@ def test_a_broken_file_is_a_load_error_that_names_it(graphs: Any, content: bytes
 
 
 def test_paths_of_the_machine_that_built_an_engine_are_left_out_however_they_begin() -> None:
-    """As 1.23 says it: no space before its own file."""
+    """The form of version 1.23: no space before its source file."""
     message = (
         "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Load model from m failed:/src/graph/model.cc:149 f() No graph."
     )

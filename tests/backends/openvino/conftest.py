@@ -44,7 +44,7 @@ class OpenVinoModels:
         (self.root / name / "config.pbtxt").write_text(text)
 
     def parameter(self, key: str, value: str, config: str = "", name: str = "m") -> None:
-        """A config with one parameter, and what else ``config`` says."""
+        """Write a config with one parameter and the fields in ``config``."""
         text = f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(value)} }} }}"
         self.config(f"{config}\n{text}", name)
 

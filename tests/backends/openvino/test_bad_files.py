@@ -1,4 +1,4 @@
-"""Files that are cut off, lie about what they hold, or would have a reader do too much: named, refused, survived."""
+"""Files that are truncated, declare wrong sizes, or would take too much time or memory are refused by name."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ENTITIES = {
 
 @pytest.mark.parametrize("entities", ENTITIES.values(), ids=ENTITIES)
 def test_entities_are_not_expanded(models: Any, entities: str) -> None:
-    """A tensor is called ``&last;``, by these letters: what that would be is not looked up."""
+    """A tensor has the literal name ``&last;``; the entity is not resolved."""
     file = write_ir(models) / "model.xml"
     head, body = file.read_text().split("?>", 1)
     renamed = body.replace('names="y"', 'names="&last;"')
@@ -153,7 +153,7 @@ def test_a_file_that_is_cut_off_is_refused(models: Any, cut: Callable[[bytes], b
 
 
 def test_weights_in_another_file_are_not_mapped_either(models: Any) -> None:
-    """One row becomes as many as the weights have, so that they are used as they are."""
+    """One row is broadcast to the rows of the weights, so that they are used unchanged."""
     weights = np.arange(1 << 22, dtype=np.float32).reshape(-1, 4)
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=weights.shape, data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="weights.bin")
@@ -167,7 +167,7 @@ def test_weights_in_another_file_are_not_mapped_either(models: Any) -> None:
 
 
 def huge(models: Any, config: str = "") -> None:
-    """A graph with 4 TiB of zeros in the middle, which it makes itself."""
+    """A graph that creates 4 TiB of zeros."""
     nodes = [
         helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
         helper.make_node("ReduceSum", ["zeros"], ["sum"], keepdims=0),
@@ -182,7 +182,7 @@ def test_a_graph_that_asks_for_more_memory_than_there_is_is_refused(models: Any)
 
 
 def test_a_process_bounds_the_memory_that_a_graph_can_ask_for(models: Any) -> None:
-    """8 GiB, which a machine may well have; what OpenVINO makes of it, it makes of it in the process."""
+    """8 GiB, which a machine may have. OpenVINO allocates them in the model's process."""
     nodes = [
         helper.make_node("Expand", ["x", "shape"], ["many"]),
         helper.make_node("ReduceSum", ["many"], ["sum"], keepdims=0),

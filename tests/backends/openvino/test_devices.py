@@ -1,4 +1,4 @@
-"""TARGET_DEVICE on a machine that has a CPU and nothing else: right answers, or what is there instead."""
+"""TARGET_DEVICE on a machine with only a CPU: right results, or an error with the list of devices."""
 
 from __future__ import annotations
 

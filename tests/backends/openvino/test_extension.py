@@ -1,4 +1,4 @@
-"""Operators for the CPU that a model brings along: a library built here, against the headers of OpenVINO's wheel."""
+"""Operators for the CPU in a library of a model, which is built here against the headers of OpenVINO's wheel."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ def test_a_load_request_brings_no_library(models: Any, library: Path, isolation:
     with serve(models.root, model_control_mode="explicit") as server:
         with pytest.raises(HeadraceError, match="'CPU_EXTENSION_PATH' of model 'm' came with a load request"):
             on_loop(server, server.load("m", sent))
-        on_loop(server, server.load("m", {}))  # what the repository says still counts
+        on_loop(server, server.load("m", {}))  # a config in the repository may name a library
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], X + 1)

@@ -56,7 +56,7 @@ def test_an_onnx_file_whose_weights_are_called_location_names_no_file(models: An
     np.testing.assert_array_equal(answer, [[1, 1]])
 
 
-#: OpenVINO knows ONNX by what a file holds, so that it may have any of these names.
+#: OpenVINO recognizes ONNX by the content of a file, which may have any of these names.
 @pytest.mark.parametrize("file", ["model.onnx", "model.pb", "model.tflite", "model.xml", "model.pdmodel"])
 @pytest.mark.parametrize("location", ["/etc/passwd", "../../secret", "*/_ORT_MEM_ADDR_/*"])
 def test_an_onnx_file_that_names_others_elsewhere_is_refused_whatever_it_is_called(
@@ -132,7 +132,7 @@ def write_onnx(models: Any, nodes: list[Any], inputs: list[Any], outputs: list[A
 
 @pytest.mark.parametrize("operator", ["Max", "Sum"])
 def test_an_output_that_is_its_input_has_its_own_name(models: Any, operator: str) -> None:
-    """OpenVINO knows both by both names, and calls the input as the output."""
+    """OpenVINO gives both tensors both names, and names the input like the output."""
     io = [INFO(name, TensorProto.FLOAT, [3]) for name in ("x", "a")]
     write_onnx(models, [helper.make_node(operator, ["x"], ["a"])], io[:1], io[1:])
     x = np.array([1, 2, 3], np.float32)
@@ -162,7 +162,7 @@ def test_dims_that_only_the_compiled_model_has_are_optional_in_the_config(models
 
 
 def test_an_operator_that_openvino_reads_from_memory_only_is_served(models: Any) -> None:
-    """The loss of each row is what the row has for its class, negated."""
+    """The loss of a row is its value for its class, negated."""
     write_onnx(
         models,
         [helper.make_node("NegativeLogLikelihoodLoss", ["x", "t"], ["y"], reduction="none", ignore_index=9)],
@@ -210,7 +210,7 @@ def test_a_wrong_name_is_not_taken_for_an_input_that_openvino_drops(models: Any)
 
 @pytest.mark.parametrize("kind", ["i8", "u8"])
 def test_of_whole_numbers_of_64_bits_the_lower_32_count(models: Any, kind: str) -> None:
-    """As the README says; if this fails, another OpenVINO does it in another way."""
+    """The README documents this. If the test fails, OpenVINO has changed."""
     element = {"i8": openvino.Type.i64, "u8": openvino.Type.u64}[kind]
     models.save(lambda x: {"y": opset13.add(x, opset13.constant(np.array(0, kind)))}, {"x": (element, [-1, 4])})
     models.config('backend: "openvino"')
@@ -223,7 +223,7 @@ def test_of_whole_numbers_of_64_bits_the_lower_32_count(models: Any, kind: str) 
 @pytest.mark.parametrize("place", ["graph", "branch"])
 @pytest.mark.parametrize("dims", [[2, 3, 4, 5], ["a", "b", "c", "d"], [2, 3, 2, 3, 2]], ids=str)
 def test_a_tile_returns_only_elements_of_its_input(models: Any, dims: list[Any], place: str) -> None:
-    """OpenVINO's CPU leaves results unwritten where three axes are repeated as a request says."""
+    """OpenVINO's CPU does not write all results if a request sets the repeats of three axes."""
     size, rank = [5 if isinstance(dim, str) else dim for dim in dims], len(dims)
     nodes = [helper.make_node("Tile", ["x", "r"], ["y"])]
     y = INFO("y", TensorProto.FLOAT, [None] * rank)

@@ -1,4 +1,4 @@
-"""Instances side by side, in threads and processes, asked in every way: right answers."""
+"""Concurrent instances, in threads and processes, return right results to all kinds of requests."""
 
 from __future__ import annotations
 

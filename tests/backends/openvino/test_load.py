@@ -165,7 +165,7 @@ def test_inputs_that_lie_in_memory_with_gaps_are_copied(models: Any) -> None:
 
 
 def test_of_several_names_of_a_port_the_one_that_a_sequence_uses_is_taken(models: Any) -> None:
-    """Each port has two names; state and control are told by the later ones."""
+    """Each port has two names; the config uses the second for state and control."""
     pytest.importorskip("headrace_sequence")
     names = {"x": "z_x", "before": "z_before", "start": "z_start", "y": "z_y", "after": "z_after"}
     io = {each: (openvino.Type.f32, [-1, 1]) for each in ("x", "before", "start")}

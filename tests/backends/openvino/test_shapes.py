@@ -17,7 +17,7 @@ RNG = np.random.default_rng(11)
 
 
 def of_engine(models: Any, *inputs: np.ndarray[Any, Any], shapes: Any = None) -> np.ndarray[Any, Any]:
-    """The first output of the engine, called directly; ``shapes`` are given to the graph before."""
+    """Return the first output of the engine, called directly, after setting ``shapes`` in the graph."""
     core = openvino.Core()
     network = core.read_model(str(models.root / "m" / "1" / "model.xml"))
     if shapes is not None:

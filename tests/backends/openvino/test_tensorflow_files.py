@@ -66,7 +66,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def place(models: Any, written: Path, name: str, config: str = "") -> Path:
-    """The file or folder ``name`` as version 1 of the model ``m``; where it is now."""
+    """Write the file or folder ``name`` as version 1 of the model ``m``. Return its path."""
     version: Path = models.root / "m" / "1"
     version.mkdir(parents=True)
     copy = shutil.copytree if (written / name).is_dir() else shutil.copy

@@ -1,4 +1,4 @@
-"""Which files cannot have `auto_complete_config`. The oracle is the class itself, imported."""
+"""The recognition of files without `auto_complete_config`. The oracle is the imported class."""
 
 from __future__ import annotations
 

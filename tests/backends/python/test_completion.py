@@ -160,7 +160,7 @@ def test_importing_has_a_bound_of_its_own(completes: Completes) -> None:
 
 
 def test_no_more_are_started_at_once_than_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes when it begins and when it ends; with one core, one ends before the next begins."""
+    """Each model logs its begin and end. With one core, one ends before the next begins."""
     monkeypatch.setattr(completion, "_STARTS", threading.Semaphore(1))
     (tmp_path / "model.py").write_text(
         f"import time\nfile = open({str(tmp_path / 'seen')!r}, 'a', buffering=1)\n"

@@ -24,7 +24,7 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse(tensors))
         return responses
 """
-#: NumPy has no BF16, so that one goes by way of DLPack.
+#: NumPy has no BF16, so BF16 is passed by DLPack.
 SAME = """
 import triton_python_backend_utils as pb_utils
 

@@ -245,7 +245,7 @@ def test_a_refused_call_is_an_answer(server: Server) -> None:
 
 
 def test_memory_is_given_back(server: Server, cuda: PlayedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are the memory: those of both sides."""
+    """The memory of both processes is files."""
     Kept.received = []
     first = {name: ask(server, name) for name in ("doubled_doubled", "doubled_kept")}
     assert first
@@ -259,7 +259,7 @@ def test_memory_is_given_back(server: Server, cuda: PlayedCuda, monkeypatch: pyt
     for _ in range(30):
         ask(server, "doubled_doubled")
         ask(server, "doubled_kept")
-    until(lambda: len(list(cuda.folder.iterdir())) <= files)  # what the last requests used is given back soon
+    until(lambda: len(list(cuda.folder.iterdir())) <= files)  # the memory of the last requests is released soon after
 
 
 def test_a_tensor_outlives_its_process(server: Server, cuda: PlayedCuda) -> None:

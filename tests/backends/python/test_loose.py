@@ -22,7 +22,7 @@ output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
 """
 TEXT_CONFIG = INT_CONFIG.replace("TYPE_INT32", "TYPE_STRING")
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
-#: What each string of the input says: an error, or a response; then the end.
+#: Sends an error or a response for each string of the input; then the end.
 ERRS = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -36,7 +36,7 @@ class TritonPythonModel:
                     sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([word], object))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-#: Answers 1, and 2 once it knows that no more is wanted.
+#: Sends 1, and 2 when the request is cancelled.
 STUBBORN = """
 import threading, time
 
@@ -51,7 +51,7 @@ class TritonPythonModel:
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([2], np.int32))]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-#: Has enough of the other model after its first response, and takes what comes.
+#: Cancels the request to the other model after the first response, and reads the rest.
 ENOUGH = """
 class TritonPythonModel:
     def execute(self, requests):

@@ -1,4 +1,4 @@
-"""The search for ``model.py`` and its imports, alone in an interpreter and beside other models."""
+"""The import of ``model.py`` and its modules, alone in an interpreter and with other models."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_module_that_another_model_has_put_on_the_path_is_not_taken(
 
 @pytest.fixture
 def byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python writes byte code, as it does unless it is told not to."""
+    """Python writes byte code by default."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
 

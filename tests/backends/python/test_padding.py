@@ -1,4 +1,4 @@
-"""A Python model whose requests the server pads: it joins them as they are, and answers for all at once."""
+"""A Python model with padded requests, which it concatenates and answers at once."""
 
 from __future__ import annotations
 

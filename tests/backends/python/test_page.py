@@ -1,4 +1,4 @@
-"""docs/python-models.md and docs/pb-utils.md: their code does what they say."""
+"""The code in docs/python-models.md and docs/pb-utils.md works as documented."""
 
 from __future__ import annotations
 

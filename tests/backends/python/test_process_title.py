@@ -1,4 +1,4 @@
-"""A model's process is in the process list by the name that scripts written for Triton look for."""
+"""A model's process has the title that scripts for Triton search for."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from headrace import Server
 from headrace.telemetry.response_statistics import MOST_COUNTED
 from headrace_testing.serving import serve
 
-#: Gives as many responses as ``IN`` says, each after 20 ms; if it is negative, the last is an error. Then the end.
+#: Sends ``IN`` responses, each after 20 ms; if it is negative, the last is an error. Then the end.
 MODEL = """
 import time
 import numpy as np

@@ -1,4 +1,4 @@
-"""Python models as users write them, served by ``headrace serve`` and asked by the stock client.
+"""Python models as users write them, served by ``headrace serve``, with the stock client.
 
 The models are those of the public documentation of Triton's Python backend, written anew. Every test
 runs twice: with each instance in a process of its own, and in a thread of the server.
@@ -179,7 +179,7 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ALWAYS)]) for _ in requests]
 """
-#: Writes to what another model gave it.
+#: Writes to the outputs of another model.
 SCRIBBLES = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -667,7 +667,7 @@ def test_each_instance_gets_its_own_name_and_kind(
 
 @pytest.mark.parametrize("over", ["http", "grpc"])
 def test_the_deadline_of_a_request_ends_the_requests_of_its_model(server: Any, over: str) -> None:
-    """The instance, which waited for the answer, is free for the next one."""
+    """The instance, which waited for the answer, can serve the next request."""
     for _ in range(2):
         inputs = tensors(http if over == "http" else grpc, IN=np.ones(1, np.int32))
         if over == "http":

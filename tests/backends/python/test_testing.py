@@ -63,7 +63,7 @@ def test_requests_that_a_test_makes_are_one_batch(python_model: OpenModel) -> No
 
 
 class Closing:
-    """A model whose `finalize` leaves something to look at."""
+    """A model whose `finalize` has a visible effect."""
 
     is_closed = False
 

@@ -1,4 +1,4 @@
-"""A model that never ends its ``initialize``, or its ``finalize``, can be got rid of."""
+"""A model whose ``initialize`` or ``finalize`` never ends can be unloaded."""
 
 from __future__ import annotations
 

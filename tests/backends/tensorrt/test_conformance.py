@@ -1,4 +1,4 @@
-"""The published kit, beside the recorded fake: what it finds is the backend's, never TensorRT's."""
+"""The published kit with the recorded fake: failures are of the backend, not of TensorRT."""
 
 from __future__ import annotations
 

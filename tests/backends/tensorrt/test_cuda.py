@@ -1,4 +1,4 @@
-"""One object per GPU, and pinned memory that is released, from any thread at any time."""
+"""One object per GPU, and the release of pinned memory on any thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_threads_that_ask_at_once_get_the_same_gpu(monkeypatch: pytest.MonkeyPat
 def test_a_block_is_free_once_its_last_view_is_released(driver: Any) -> None:
     device = cuda.cuda_device(0)
     device.enter()
-    gc.collect()  # what other tests have left
+    gc.collect()  # blocks of other tests
     device.pinned.trim()
     before = driver.pinned_count
     array, address = device.pinned.take(1000)

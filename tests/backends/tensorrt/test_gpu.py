@@ -24,7 +24,7 @@ from headrace_tensorrt import Parameters, TensorRT
 
 
 def _missing() -> str:
-    """Return what this machine lacks; empty if nothing. The stand-in of the driver does not count."""
+    """Return the missing part of this machine; empty if there is none. The stand-in for the driver does not count."""
     try:
         if hasattr(ctypes.CDLL("libcuda.so.1"), "standin_launch"):
             return "the CUDA driver is a stand-in"

@@ -1,4 +1,4 @@
-"""Which executions are captured, and which of them stands in for others."""
+"""The executions that are captured, and the graph that runs a smaller batch."""
 
 from __future__ import annotations
 

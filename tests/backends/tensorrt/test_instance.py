@@ -1,4 +1,4 @@
-"""Executions beside the recorded fake, with arithmetic as the oracle: what goes where, and when it is waited for."""
+"""Executions with the recorded fake: the copies and waits. Arithmetic is the oracle."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_copy_in_and_one_out_per_tensor(plans: Any, pair: Any, driver: Any, 
         outputs = instance.execute({"A": pair[0], "B": pair[1]})
         np.testing.assert_array_equal(outputs["S"], pair[0] + pair[1])
     assert (driver.copies_in - before[0], driver.copies_out - before[1]) == (10, 10)
-    assert driver.pinned_count - before[2] <= (4 if is_pinned else 0)  # reused once the answers are gone
+    assert driver.pinned_count - before[2] <= (4 if is_pinned else 0)  # reused when the responses are released
 
 
 @pytest.mark.parametrize("columns", [1, 200_000])
@@ -75,7 +75,7 @@ def test_closing_frees_all_memory_of_the_gpu(plans: Any, pair: Any, driver: Any)
     weights = weakref.ref(instance._engine)
     instance.close()
     gc.collect()
-    assert weights() is None  # the pool of `serve` is gone, too
+    assert weights() is None  # the pool of `serve` is freed, too
     assert (driver.used_bytes(0), driver.live_objects) == before
     np.testing.assert_array_equal(result, pair[0] + pair[1])
 
@@ -185,7 +185,7 @@ def test_captured_and_other_executions_may_alternate(plans: Any) -> None:
 
 
 # ---------------------------------------------------------------------------
-# Shape tensors, and outputs whose size only the execution tells
+# Shape tensors, and outputs whose size is known only during the execution
 # ---------------------------------------------------------------------------
 
 
@@ -234,7 +234,7 @@ def test_an_output_may_be_as_large_as_its_data_say(plans: Any, step: Any, calls:
 
 
 # ---------------------------------------------------------------------------
-# What goes wrong
+# Errors
 # ---------------------------------------------------------------------------
 
 
@@ -245,7 +245,7 @@ def test_a_failed_execution_has_the_error_of_tensorrt_and_the_next_succeeds(plan
     x = np.ones((2, 4), np.float32)
     with pytest.raises(BackendError, match=r"TensorRT cannot execute: .*Cuda Runtime \(told to fail\)"):
         instance.execute({"x": x})
-    assert driver.begun == 0  # copies of inputs that are gone by now
+    assert driver.begun == 0  # copies of inputs that were released
     del engine.plan["fails"]
     np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
 

@@ -1,4 +1,4 @@
-"""The fields that a plan completes and those that must agree with it; the file and the engine of an instance."""
+"""The fields of a config that a plan completes, or must match; the file and the engine of an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans behind real ``headrace serve`` processes that see two GPUs of the stand-in, asked by the stock client."""
+"""Plans behind real ``headrace serve`` processes with two GPUs of the stand-in, and the stock client."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_plans_are_served_over_http_and_grpc_on_the_gpus_that_they_ask_for(
 
 
 def test_requests_with_the_same_values_of_a_shape_tensor_run_together_and_others_apart(server: Any) -> None:
-    """Four callers at once, three of whom want rows of 3, and the fourth of 5."""
+    """Four callers at once: three request rows of 3, and the fourth of 5."""
     with http_client.InferenceServerClient(f"127.0.0.1:{server.http}", concurrency=4) as client:
         waiting = []
         for number, width in enumerate((3, 5, 3, 3)):

@@ -59,7 +59,7 @@ def test_without_tensorrt_the_error_has_the_install_command(tmp_path: Path) -> N
 
 
 def test_the_bindings_without_their_libraries_are_not_enough(tmp_path: Path) -> None:
-    """As it is where only tensorrt-cu13-bindings is installed."""
+    """The case that only tensorrt-cu13-bindings is installed."""
     if importlib.util.find_spec("tensorrt_bindings") is None:
         pytest.skip("tensorrt-cu13-bindings is not installed")
     ((kind, message),) = errors_of(tmp_path, hidden(tmp_path, "from tensorrt_bindings import *"))

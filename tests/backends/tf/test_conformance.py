@@ -15,7 +15,7 @@ tf = pytest.importorskip("tensorflow")
 
 class TestSavedModel(BackendConformance):
     plugin, backend, heavy = "headrace_tf", "tensorflow", ("tensorflow",)
-    #: Three hundred reloads add nothing; in a process that has run other tests, what allocators keep is more at first.
+    #: Memory does not grow in 300 reloads, except at first: allocators keep more in a process that has run other tests.
     reload_growth_bytes = 24 << 20
 
     @pytest.fixture
@@ -25,7 +25,7 @@ class TestSavedModel(BackendConformance):
         return Example(models.add(), {"A": a, "B": b}, {"S": a + b, "D": a - b}, damage=damage)
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
-        """``y = x`` by way of a Reshape, which knows every type."""
+        """``y = x`` by a Reshape, which supports every type."""
         x = extreme_values(kind)
         dtype = tf.string if kind == "BYTES" else tf.dtypes.as_dtype(x.dtype)
         shape = [None, *x.shape[1:]]
@@ -38,7 +38,7 @@ class TestSavedModel(BackendConformance):
 
 
 class TestFrozenGraph(BackendConformance):
-    """The same of frozen graphs, whose inputs and outputs the config names."""
+    """The kit for frozen graphs, whose inputs and outputs are in the config."""
 
     reload_growth_bytes = TestSavedModel.reload_growth_bytes
 

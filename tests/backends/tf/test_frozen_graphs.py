@@ -82,7 +82,7 @@ def test_a_shape_that_the_file_lacks_is_taken_from_the_config(models: Any) -> No
 
 
 def test_a_padded_input_has_its_mask(models: Any) -> None:
-    """Of no shape that the file knows: the mask has a row for each, as long as the bucket."""
+    """The file has no shape. The mask has a row for each request, of the bucket's length."""
 
     def build() -> None:
         tf.reduce_sum(placeholder(shape=(None, None)) * placeholder("mask", None), axis=1, keepdims=True, name="y")
@@ -218,7 +218,7 @@ def initialised() -> None:
 
 @pytest.mark.parametrize("places", [("1",), (".",), ("1", ".")])
 def test_operators_run_once_at_load(models: Any, places: tuple[str, ...]) -> None:
-    """The version's file goes before the model's."""
+    """The version's file takes precedence over the model's."""
     models.frozen(initialised)
     for place in places:
         text = '{"init_ops": ["init"]}' if place == places[0] else '{"init_ops": ["no such operator"]}'

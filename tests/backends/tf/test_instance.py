@@ -1,4 +1,4 @@
-"""Executions, held against TensorFlow called directly, and what an execution must not disturb."""
+"""Executions, compared with TensorFlow called directly, and their effects on other work."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(models: Any, 
 
 
 def test_operators_run_on_the_calling_thread_by_default(models: Any) -> None:
-    """A Python function, which TensorFlow calls on the thread that runs the operator, tells."""
+    """A Python function in the graph reports the thread that runs the operator."""
     path = models.save(foreign, SPEC)
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Graphs that would do more than compute: what is refused, and by which way round it could not be reached."""
+"""Graphs that would do more than compute are refused, also if they reach the operator indirectly."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_unused_operators_are_not_checked(models: Any) -> None:
 
 
 def test_an_operator_that_reads_does_not_run_while_shapes_are_inferred(models: Any, tmp_path: Path) -> None:
-    """TensorFlow runs parts of a graph when it imports one: here, to know the shape, it would read the file."""
+    """TensorFlow runs parts of a graph when it imports it: here it would read the file to compute a shape."""
     file = tmp_path / "shape"
     file.write_text("3")
 
@@ -163,7 +163,7 @@ def test_a_function_by_the_name_of_an_operator_is_refused(models: Any) -> None:
 
 
 def vocabulary(models: Any, tmp_path: Path) -> None:
-    """A SavedModel that looks words up; its table is read from an asset."""
+    """A SavedModel with a look-up of words in a table, which is read from an asset."""
     file = tmp_path / "words.txt"
     file.write_text("zero\none\ntwo\n")
     module = tf.Module()
@@ -187,7 +187,7 @@ def initializer_call(meta: Any) -> Any:
 
 
 def initializer_of(meta: Any) -> Any:
-    """The function that fills the table."""
+    """Return the function that fills the table."""
     for function in meta.graph_def.library.function:
         for node in function.node_def:
             if node.op.startswith("InitializeTableFromTextFile"):
@@ -196,7 +196,7 @@ def initializer_of(meta: Any) -> Any:
 
 
 def test_a_table_that_reads_another_file_is_refused(models: Any, tmp_path: Path) -> None:
-    """The file's initializer is given the name of a file elsewhere instead of the asset's."""
+    """The initializer gets the name of another file instead of the asset's."""
     vocabulary(models, tmp_path)
 
     def change(meta: Any) -> None:
@@ -224,7 +224,7 @@ def test_a_function_that_names_a_file_itself_is_refused(models: Any, tmp_path: P
 def test_a_function_that_reads_is_called_once_with_the_checked_value(
     models: Any, tmp_path: Path, operator: str
 ) -> None:
-    """A loop hands its function other arguments the second time, and others number them in ways of their own."""
+    """The second call of a loop's function has other arguments, and other operators number arguments differently."""
     vocabulary(models, tmp_path)
 
     def change(meta: Any) -> None:
@@ -337,7 +337,7 @@ def without_values() -> Any:
 
 
 def triangle() -> Any:
-    """The numbers above the diagonal, where the matrix is not positive definite."""
+    """The numbers above the diagonal, for a matrix that is not positive definite."""
     found = tf.raw_ops.Cholesky(input=tf.random.uniform([128, 128]) - 2.0)
     return tf.reshape(tf.linalg.band_part(found, 0, -1) - tf.linalg.band_part(found, 0, 0), [-1])
 
@@ -385,7 +385,7 @@ def test_memory_that_an_operator_fills_with_zeros_is_served(models: Any) -> None
 
 
 def test_rows_that_an_operator_has_no_input_for_are_not_served(models: Any) -> None:
-    """The rest of the rows are unwritten: seen with an allocator that fills what it hands out."""
+    """The other rows are unwritten, as an allocator shows that fills new memory."""
 
     def build() -> None:
         row = tf.constant([[1.0, 2.0]])

@@ -57,7 +57,7 @@ LIBRARY = 'model_operations { op_library_filename: "libtimes.so" } '
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library with the operator ``HeadraceTimesThree``. Compiled once; half a minute of a core without it."""
+    """A library with the operator ``HeadraceTimesThree``. Compiled once, because that takes half a minute of a core."""
     folder = tmp_path_factory.mktemp("library")
     source = folder / "times.cc"
     source.write_text(SOURCE.replace("NAME", "HeadraceTimesThree").replace("FACTOR", "3.0f"))

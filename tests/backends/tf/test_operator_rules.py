@@ -1,4 +1,4 @@
-"""The list of operators, held against those that the installed TensorFlow registers."""
+"""The list of operators, compared with the operators of the installed TensorFlow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMPUTES: Mapping[str, frozenset[str]] = {
         "Print": "Print PrintV2",
         # of the host as a device: the same process
         "Host": "_HostCast CopyHost HostConst",
-        # what their words do not mean
+        # words with another meaning here
         "Snapshot": "Snapshot",
         "Debug": "DebugGradientIdentity DebugGradientRefIdentity BoostedTreesExampleDebugOutputs",
         "Custom": "CustomAggregator XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdagradAndCsrInput "
@@ -76,7 +76,7 @@ def test_every_operator_that_does_more_than_compute_is_refused() -> None:
 
 
 def test_every_operator_that_is_given_the_name_of_a_file_is_refused() -> None:
-    """By what its attributes and inputs are called."""
+    """By the names of its attributes and inputs."""
     from tensorflow.core.framework import op_def_pb2
     from tensorflow.python.client import pywrap_tf_session
 

@@ -123,7 +123,7 @@ def test_without_the_default_signature_the_first_is_taken(models: Any, caplog: p
 
 
 def tagged(models: Any) -> None:
-    """A graph for ``serve``, and one for ``serve`` and ``gpu``, which answers with twice as much."""
+    """A graph for ``serve``, and one for ``serve`` and ``gpu``, which returns twice the value."""
     v1 = tf.compat.v1
     builder = v1.saved_model.Builder(str(models.root / "m/1/model.savedmodel"))
     for factor, tags in ((2.0, ["serve", "gpu"]), (1.0, ["serve"])):
@@ -184,7 +184,7 @@ def test_a_variable_of_tensorflow_1_is_given_by_its_value(models: Any) -> None:
 
 
 def test_a_missing_directory_of_variables_is_named(models: Any) -> None:
-    """TensorFlow's own loader says so only when the first request wants a variable."""
+    """TensorFlow's own loader reports this only when the first request reads a variable."""
     import shutil
 
     shutil.rmtree(weighted(models) / "model.savedmodel/variables")

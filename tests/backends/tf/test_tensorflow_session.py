@@ -28,7 +28,7 @@ tf = pytest.importorskip("tensorflow")
 def session_options(
     models: Any, config: str = "", options: Mapping[str, str] | None = None, device: str = "cpu", **parameters: Any
 ) -> Any:
-    """The ``ConfigProto`` of a session."""
+    """Return the ``ConfigProto`` of a session."""
     path = models.root / "m/1" if (models.root / "m/1").exists() else models.add()
     model = replace(models.model(path, config, Parameters(**parameters)), device=Device(device))  # type: ignore[arg-type]
     return session_config(tf, model, BackendOptions.read(options or {}))
@@ -81,7 +81,7 @@ def test_the_version_is_two() -> None:
 
 @pytest.mark.parametrize("soft", ["true", "false"])
 def test_an_operator_runs_elsewhere_only_if_it_may(models: Any, soft: str) -> None:
-    """The graph asks for a GPU, which is not there."""
+    """The graph places an operator on a GPU that does not exist."""
 
     def build() -> None:
         with tf.device("/device:GPU:7"):
@@ -219,7 +219,7 @@ def process(models: Any, *arguments: str, **environ: str) -> tuple[Any, str]:
 
 
 def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: Any) -> None:
-    """Two processes, because a process has its threads once; XLA compiles a chain that is long enough."""
+    """In two processes, because the threads of a process are set once. XLA compiles only long chains."""
     spec = [tf.TensorSpec([None, 16], tf.float32, name=each) for each in "AB"]
 
     def chain(A: Any, B: Any) -> Any:  # noqa: N803
@@ -325,7 +325,7 @@ def test_a_session_must_be_shared_by_one_or_more_instances(models: Any, value: s
 
 @pytest.mark.parametrize("share", ["1", "4"])
 def test_four_instances_answer_side_by_side(models: Any, share: str) -> None:
-    """Each caller gets its own rows; the variable that instances count in is one, or one each."""
+    """Each caller gets its own rows. Instances count in one variable, or in one each."""
     module = tf.Module()
     module.count = tf.Variable(0, dtype=tf.int32)
     spec = tf.TensorSpec([None, 2], tf.float32, name="x")
@@ -353,7 +353,7 @@ def test_four_instances_answer_side_by_side(models: Any, share: str) -> None:
     if share == "4":
         assert last == 201
     else:
-        assert max(numbers) < 200  # the limit is far above what was counted
+        assert max(numbers) < 200  # the limit is far above the counted value
 
 
 def test_a_session_is_closed_if_its_variables_cannot_be_restored(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:

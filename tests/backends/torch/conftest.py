@@ -44,7 +44,7 @@ def save_script(module: torch.nn.Module, path: Path) -> Path:
 
 
 def load(path: Path, config: str, device: str = "cpu", is_sent: bool = False, **parameters: Any) -> Instance:
-    """An instance of the version in ``path``, as core loads it; ``config`` names inputs and outputs."""
+    """Return an instance of the version in ``path``, as core loads it; ``config`` names inputs and outputs."""
     parsed = text_format.Parse(config, ModelConfig())
     parsed.name, backend = "m", PyTorch({})
     where = Device("model" if device == "model" else "gpu" if device == "gpu" else "cpu")
@@ -67,14 +67,14 @@ class Scripts:
         return path
 
     def load(self, module: torch.nn.Module | None, config: str, device: str = "cpu", **parameters: Any) -> Instance:
-        """An instance of what is saved now, or was; ``config`` names inputs and outputs."""
+        """Save ``module`` unless it is None. Return an instance of the file; ``config`` names inputs and outputs."""
         if module is not None:
             self.save(module)
         return load(self.root / "m" / "1", config, device, **parameters)
 
 
 class Modules:
-    """Writes ``<root>/<name>/1/model.py``, and what lies beside it, and describes it to the backend."""
+    """Writes ``<root>/<name>/1/model.py`` and the files beside it, and loads it."""
 
     CONFIG = 'backend: "pytorch" runtime: "model.py" '
 
@@ -95,7 +95,7 @@ class Modules:
     def load(
         self, code: str | None, config: str, device: str = "cpu", is_sent: bool = False, **parameters: Any
     ) -> Instance:
-        """An instance of what is written now, or was."""
+        """Write ``code``, unless it is None, and return an instance of the file."""
         if code is not None:
             self.write(code)
         instance = load(self.root / "m" / "1", f"{self.CONFIG} {config}", device, is_sent, **parameters)
@@ -126,7 +126,7 @@ def save_program(
 
 
 class Programs:
-    """Writes ``<root>/<name>/1/model.pt2`` and loads it as a server does: what the config leaves out is completed."""
+    """Writes ``<root>/<name>/1/model.pt2`` and loads it as a server does, with a completed config."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -145,7 +145,7 @@ class Programs:
     def load(
         self, config: str = "", device: str = "cpu", name: str = "m", is_sent: bool = False, **parameters: Any
     ) -> Instance:
-        """An instance; `config` is then what it was completed to."""
+        """Return an instance; `config` is then the completed config."""
         self.config = text_format.Parse(config, ModelConfig())
         self.config.name = name
         derive(self.config, name, files_below(self.root / name))

@@ -112,7 +112,7 @@ class PlayedGraph:
 
 
 class PlayedTorch:
-    """The module ``torch`` with a device that is played. ``current`` has each stream that was made the current one."""
+    """The module ``torch`` with a simulated device. ``current`` has each stream that was made the current one."""
 
     def __init__(self) -> None:
         self.current: list[PlayedStream] = []

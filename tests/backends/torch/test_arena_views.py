@@ -1,4 +1,4 @@
-"""Tensors of PyTorch that share memory with a process: their place is freed once the last of them has gone."""
+"""Tensors of PyTorch in memory that processes share: the memory is freed with the last tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of other engines' tensors, and for how long. The events and streams are played: there is no GPU."""
+"""How long tensors of other engines are kept alive. Events and streams are simulated, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 class Stream:
-    """Its work is done when a test says so."""
+    """Its work is complete when a test sets ``done``."""
 
     done = False
 
@@ -47,7 +47,7 @@ def test_a_tensor_is_kept_as_long_as_a_result_of_it() -> None:
     part: Any = result_[1:]
     del result_
     assert reference() is not None
-    stream.done = True  # whoever has read the result has waited
+    stream.done = True  # a reader of the result has waited for the stream
     del part
     assert reference() is None
     assert not torch_tensors._unread

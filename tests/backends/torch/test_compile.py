@@ -1,4 +1,4 @@
-"""``torch.compile``: what a config may say, when it compiles, where its code lies, and what is missing."""
+"""``torch.compile``: its options, the time of compiling, the directory of its code, and missing requirements."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ for os.environ["HEADRACE_CACHE"] in sys.argv[3:]:
 def test_what_compiling_needs_is_named(
     modules: Any, tmp_path: Path, path: str, caches: list[str], problems: list[str]
 ) -> None:
-    """In a process of its own: PyTorch looks for a compiler once."""
+    """In another process: PyTorch searches for a compiler once."""
     (tmp_path / "open" / "torchinductor").mkdir(parents=True)
     (tmp_path / "open" / "torchinductor").chmod(0o777)
     places = {"CACHE": os.environ["HEADRACE_CACHE"], "OPEN": str(tmp_path / "open")}

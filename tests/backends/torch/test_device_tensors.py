@@ -24,7 +24,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 class Kit(BackendConformance):
-    """Not collected: for the check that is run below."""
+    """For the check that runs below; pytest does not collect it."""
 
     plugin, backend, heavy = "headrace_torch", "pytorch", ("torch",)
 

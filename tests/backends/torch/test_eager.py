@@ -1,4 +1,4 @@
-"""Modules in a ``model.py``: which class, which arguments, on which device, and what they may do wrong."""
+"""Modules in a ``model.py``: the choice of the class, arguments, devices, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Net(torch.nn.Module):
 
 
 def private() -> set[str]:
-    """The modules of models that are loaded; those of other tests may be among them."""
+    """Return the modules of loaded models, perhaps with those of other tests."""
     return {name for name in sys.modules if name.startswith("_headrace_model_")}
 
 

@@ -1,4 +1,4 @@
-"""The published kit for modules in a ``model.py``, with arithmetic as the oracle: as they are, and compiled."""
+"""The published kit for modules in a ``model.py``, plain and compiled, with arithmetic as the oracle."""
 
 from __future__ import annotations
 

@@ -387,12 +387,12 @@ def test_closing_a_program_removes_its_source(trust: bool, programs: Any) -> Non
     program.close()
     remaining = len({*linecache.cache} - before)
     assert remaining == generated - 1
-    assert trust or remaining == 0  # the rest is of what torch.export.load makes for itself
+    assert trust or remaining == 0  # the others are from torch.export.load itself
 
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_closing_a_program_frees_its_weights(trust: bool, programs: Any) -> None:
-    """Not even if the server has frozen the objects of the load (`gc.freeze`), which no collection then finds."""
+    """Also if the server has frozen the objects of the load (`gc.freeze`), which the collector then ignores."""
     module = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.BatchNorm1d(13)).eval()
     path = programs.save(module, torch.zeros(2, 7))
     model = Model("m", 1, path.parent, ModelConfig(name="m"), Parameters(trust=trust))

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     write_chain(repository, "KIND_GPU")
     with serve(repository) as server:
-        for _ in range(5):  # compiles what PyTorch compiles in the first executions
+        for _ in range(5):  # PyTorch compiles in the first executions
             server.infer("chain", {"x": X})
         yield server
 
@@ -83,7 +83,7 @@ def test_many_requests_at_once_get_their_own_rows(server: Server) -> None:
 
 
 def test_a_reader_waits_for_the_writer_on_another_stream(modules: Any) -> None:
-    """The tensor is given on before it is computed, and its memory is not used anew before the reader is done."""
+    """The tensor is passed on before it is computed, and its memory is not reused before it is read."""
     writer = modules.load(SLOW, ONE, device="gpu")
     reader = modules.load(SLOW.replace("x + 1", "x * 2"), ONE, device="gpu")
     x = np.ones((1, 1 << 20), np.float32)
@@ -113,7 +113,7 @@ def test_another_library_reads_it_by_dlpack_on_its_own_stream(modules: Any) -> N
     cupy = pytest.importorskip("cupy")
     with cupy.cuda.Stream(non_blocking=True):
         np.testing.assert_array_equal(cupy.asnumpy(cupy.from_dlpack(left)), X + 1)
-    # That stream is gone before the tensor is.
+    # The stream is destroyed before the tensor.
 
 
 BUSY = """
@@ -140,7 +140,7 @@ def wide(number: int, rows: int = 1) -> Any:
 
 @pytest.mark.parametrize("more", ["", GRAPHS])
 def test_calls_that_overlap_get_their_own_rows(modules: Any, more: str) -> None:
-    """The same as one after the other, with results that are kept while later calls write."""
+    """Results equal those of sequential calls, and later calls do not overwrite them."""
     instance = modules.load(BUSY, WIDE + more, device="gpu")
     instance.warm_up()
     assert instance.concurrency == 2

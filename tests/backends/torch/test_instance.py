@@ -82,7 +82,7 @@ def test_names_take_precedence_over_the_order_of_the_config(scripts: Any) -> Non
 def test_mixed_conventions_stand_in_the_order_of_the_config(
     scripts: Any, caplog: pytest.LogCaptureFixture, inputs: tuple[str, str], outputs: tuple[str, str]
 ) -> None:
-    """As Triton's own tests of names have it, qa/L0_libtorch_io_names."""
+    """The cases of Triton's own test of names, qa/L0_libtorch_io_names."""
     config = "".join(X % name for name in inputs) + "".join(Y % name for name in outputs)
     instance = scripts.load(Difference(), config)
     found = instance.execute(dict(zip(inputs, (A, B), strict=True)))

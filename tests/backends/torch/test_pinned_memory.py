@@ -1,4 +1,4 @@
-"""The pool of pinned memory, whose memory is ordinary here."""
+"""The pool of pinned memory, here with ordinary memory."""
 
 from __future__ import annotations
 

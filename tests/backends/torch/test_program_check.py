@@ -1,4 +1,4 @@
-"""Program files that would do more than compute. Each is first seen to do it, with PyTorch alone."""
+"""Program files that would do more than compute. PyTorch alone first shows that each does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace_torch.program_sizes import Arithmetic
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
-)  # what PyTorch says of the files
+)  # PyTorch's warning about the files
 
 X = np.array([1, 2, 3], np.float32)
 

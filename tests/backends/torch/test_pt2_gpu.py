@@ -50,7 +50,7 @@ def test_a_program_runs_where_its_instance_is(programs: Any, made_on: str, serve
 
 
 def test_a_package_for_the_gpu_runs_there_and_nowhere_else(programs: Any) -> None:
-    """Not seen to pass since PyTorch's own loader serves it: Headrace's crashed on an H100, with PyTorch 2.11."""
+    """Not yet run with PyTorch's own loader. Headrace's loader crashed on an H100, with PyTorch 2.11."""
     path: Path = programs.root / "m" / "1" / "model.pt2"
     path.parent.mkdir(parents=True)
     program = torch.export.export(Shifted().cuda(), (torch.from_numpy(X).cuda(),))

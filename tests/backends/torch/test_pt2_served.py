@@ -1,4 +1,4 @@
-"""Programs of torch.export behind a server, asked by the stock clients."""
+"""Programs of torch.export on a server, with the stock clients."""
 
 from __future__ import annotations
 

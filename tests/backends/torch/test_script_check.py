@@ -1,4 +1,4 @@
-"""Files that would do more than compute. Each is first seen to do it, with PyTorch alone."""
+"""Files that would do more than compute. PyTorch alone first shows that each does."""
 
 from __future__ import annotations
 

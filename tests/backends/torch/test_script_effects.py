@@ -17,7 +17,7 @@ NONE = ScriptEffects(writes=False, changes=False, is_random=False, loops=False, 
 
 
 class Net(torch.nn.Module):
-    """Batches are counted in training only, and what is dropped out is dropped out there."""
+    """Batches are counted, and values dropped out, in training only."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ def test_two_instances_where_they_share_their_weights_safely(config: str, count:
 
 
 def test_two_instances_take_the_memory_of_one(scripts: Any) -> None:
-    """Weights of 64 MiB, counted by what the process has more of after each load."""
+    """Weights of 64 MiB, measured by the growth of the process with each load."""
 
     def own_memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

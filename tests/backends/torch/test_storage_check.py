@@ -1,4 +1,4 @@
-"""Files whose tensors say that they are larger than they are: PyTorch alone fills them up with what lies behind."""
+"""Files whose tensors declare a larger size than their data: PyTorch alone fills them with adjacent memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ TYPES = sorted(
 
 @pytest.mark.parametrize("name", TYPES)
 def test_storages_of_all_types(tmp_path: Path, name: str) -> None:
-    """By what PyTorch writes."""
+    """The oracle is a file that PyTorch writes."""
     torch.save(torch.empty(3, dtype=getattr(torch, name)), tmp_path / "tensor.pt")
     reader = torch._C.PyTorchFileReader(str(tmp_path / "tensor.pt"))
     assert list(storages(torch, reader.get_record("data.pkl"))) == [
@@ -132,7 +132,7 @@ def test_a_storage_that_pytorch_does_not_write_is_refused(persistent_id: Any) ->
 
 
 class Older:
-    """A reader of PyTorch before 2.12, which does not tell the size of a record."""
+    """A reader of PyTorch before 2.12, which has no function for the size of a record."""
 
     def __init__(self, path: Path) -> None:
         reader: Any = torch._C.PyTorchFileReader(str(path))

@@ -57,7 +57,7 @@ def test_models_that_load_at_once_keep_their_own_numbers(scripts: Any) -> None:
 
 
 def test_a_thread_that_is_no_instances_computes_alone(scripts: Any) -> None:
-    """As the event loop, which runs what is short: threads of its own would cost it more than they save."""
+    """The event loop runs short executions, for which further threads would cost more than they save."""
     own, loop = InNewThread(), InNewThread()
     instance = own(scripts.load, torch.nn.ReLU(), CONFIG, intra_op_thread_count=3)
     loop(instance.execute, X)

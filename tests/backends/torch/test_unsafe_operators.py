@@ -1,4 +1,4 @@
-"""Models that return memory which they have not written: it is seen to be another caller's, with PyTorch alone."""
+"""Models that return unwritten memory. PyTorch alone first shows that it is another caller's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_script_has_not_written_is_zero(scripts: Any, rewrite: Any, unwri
         "the operator writes, and this test shows nothing"
     )
     instance = scripts.load(None, CONFIG)
-    for _ in range(3):  # what runs is compiled in the second execution
+    for _ in range(3):  # compiled in the second execution
         assert not instance.execute({"x": X})["y"].any()
 
 
@@ -181,7 +181,7 @@ def test_memory_that_a_script_keeps_while_it_is_loaded_is_refused(scripts: Any) 
 
 
 class Writes(torch.nn.Module):
-    """As ordinary models use such an operator."""
+    """Ordinary models use such an operator like this."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = torch.empty([2, x.size(0)])

@@ -1,4 +1,4 @@
-"""Executions before the first request: the models that have them, and that callers see no effect."""
+"""Executions before the first request: the models that have them, and that they have no visible effect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compiled(instance: Any) -> bool:
     """Return True if TorchScript has a plan for ``forward``. It makes the plan at an execution."""
     try:
         return bool(instance._run.owner.get_debug_state().execution_plans)
-    except RuntimeError:  # what it says where there is none
+    except RuntimeError:  # the error without one
         return False
 
 

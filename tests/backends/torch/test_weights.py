@@ -1,4 +1,4 @@
-"""The weights beside a ``model.py``: what fits, what is damaged, and what would run code, which first is seen to."""
+"""The weights beside a ``model.py``: valid, damaged, and pickles that run code, as PyTorch alone first shows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Runs:
 
 
 class Net(torch.nn.Module):
-    """As the model's own class, but pickled whole, and by this name."""
+    """Like the model's own class, but pickled as a whole, by this name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_weights_have_the_name_of_the_code(modules: Any, folder: Path) -> None:
 
 
 def test_weights_are_the_modules_own_whatever_becomes_of_the_file(modules: Any, folder: Path) -> None:
-    """A mapped file that somebody cuts would end the process."""
+    """Truncating a mapped file would crash the process."""
     torch.save(STATE, folder / "model.pt")
     instance = modules.load(None, CONFIG)
     (folder / "model.pt").write_bytes(b"")

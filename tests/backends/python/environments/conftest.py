@@ -32,7 +32,7 @@ def _give_numpy(root: Path) -> None:
 def virtual_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with NumPy, and a module ``colour`` that the server does not have.
 
-    As an archive of conda-pack, it has no link that leads out.
+    Like an archive of conda-pack, it has no link to the outside.
     """
     root = tmp_path_factory.mktemp("environments") / "blue"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", root], check=True)
@@ -44,7 +44,7 @@ def virtual_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def packed_environment(virtual_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As conda-pack would pack it: no folder around it, and a program that corrects the paths."""
+    """The environment in the form of conda-pack: without a top folder, and with a program that sets the paths."""
     program = (
         "import os, sys\nroot = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
         "with open(os.path.join(root, 'unpacked'), 'a') as file:\n    print(root, sys.prefix, file=file)\n"
@@ -60,14 +60,14 @@ def packed_environment(virtual_environment: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own."""
+    """A cache for this test."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Builds a wheel of one module into the only place where pip looks; what it returns is its SHA-256."""
+    """Build a wheel of one module in the only directory that pip searches. Return its SHA-256."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")

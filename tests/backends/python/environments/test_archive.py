@@ -1,4 +1,4 @@
-"""An archive writes into its own directory and nowhere else."""
+"""Unpacking an archive writes to its own directory only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment is made once, whole, or not at all."""
+"""An environment is created once, completely, or not at all."""
 
 from __future__ import annotations
 

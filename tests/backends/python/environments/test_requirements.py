@@ -141,5 +141,5 @@ def test_a_name_never_reaches_a_shell_or_an_option(tmp_path: Path, cache: Path, 
     before = {*tmp_path.iterdir()}
     assert (install(file, model) / "bin/python").exists()
     assert {*tmp_path.iterdir()} - {cache} == before
-    assert not [name for name in "abcd" if Path(name).exists()]  # what the touches would have left
+    assert not [name for name in "abcd" if Path(name).exists()]  # the files of the touch commands
     assert list(model.iterdir()) == [file]

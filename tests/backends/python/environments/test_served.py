@@ -1,4 +1,4 @@
-"""Models in environments of their own, and python-based backends, asked by the stock client."""
+"""Models with their own environments, and python-based backends, with the stock client."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_each_model_runs_in_the_environment_it_asks_for(
 
 @pytest.fixture
 def index(tmp_path: Path) -> None:
-    """A package index that pip reaches."""
+    """A package index for pip."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries=0", "--timeout=5", "-d"]
     if subprocess.run([*command, tmp_path / "download", "colorama"], capture_output=True, check=False).returncode:
         pytest.skip("pip reaches no package index")
@@ -148,7 +148,7 @@ def check(*words: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def based(tmp_path: Path) -> Path:
-    """A directory of backends with ``factor``, and models of it that hold data only."""
+    """A directory of backends with ``factor``, and its models, which have only data."""
     (tmp_path / "backends/factor").mkdir(parents=True)
     (tmp_path / "backends/factor/model.py").write_text(FACTOR)
     (tmp_path / "backends/factor/rules.py").write_text(RULES)
@@ -239,7 +239,7 @@ def test_a_runtime_that_is_no_file_of_the_backend_is_refused(based: Path, runtim
 def test_a_config_from_a_load_request_may_not_name_an_environment_elsewhere(
     tmp_path: Path, virtual_environment: Path, run_headrace: Serve
 ) -> None:
-    """The operator's own config may, as the same path shows."""
+    """A config in the repository may name the same path."""
     root = tmp_path / "models"
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2 !\n")

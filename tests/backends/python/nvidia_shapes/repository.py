@@ -31,7 +31,7 @@ class TritonPythonModel:
             )))
         return responses
 """
-#: Completes what the config already says, twice; the class has a method that is never called.
+#: Completes fields that the config already has, twice; the class has a method that is never called.
 AUTO_COMPLETE = """
 class TritonPythonModel:
     unused = object()
@@ -176,7 +176,7 @@ input { name: "WAIT" data_type: TYPE_UINT32 dims: [1] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
 output { name: "IDX" data_type: TYPE_UINT32 dims: [1] }
 """
-#: Adds up what a decoupled model says; the sum is an int64, where the config has an int32.
+#: Adds up the responses of a decoupled model; the sum is an int64, although the config has an int32.
 BLS_DECOUPLED = """
 import asyncio
 
@@ -245,7 +245,7 @@ class TritonPythonModel:
             ]))
         return responses
 """
-#: Looks for its files in two ways; unpacks what a client encoded; a batch, and an output of the wrong precision.
+#: Finds its files in two ways; decodes strings of a client; a batch, and an output of the wrong precision.
 PREPROCESSING = """
 import os
 
@@ -293,7 +293,7 @@ input { name: "INPUT" data_type: TYPE_FP32 dims: [4] }
 output { name: "OUTPUT" data_type: TYPE_FP32 dims: [4] }
 output { name: "DEVICE" data_type: TYPE_STRING dims: [1] }
 """
-#: An error in bytes, and another model that looks at it. Of the code only newer Tritons tell the asking model.
+#: An error with a message in bytes, and a model that reads it. Only newer Tritons pass on the code.
 ERROR_SOURCE = """
 class TritonPythonModel:
     def execute(self, requests):

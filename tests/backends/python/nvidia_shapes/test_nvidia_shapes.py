@@ -1,4 +1,4 @@
-"""A repository of the shapes of python_backend's examples, served by ``headrace serve``, asked by the stock clients."""
+"""A repository of the shapes of python_backend's examples, served by ``headrace serve``, with the stock clients."""
 
 from __future__ import annotations
 

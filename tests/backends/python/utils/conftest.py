@@ -20,7 +20,7 @@ from headrace.messages.ticket import Ticket
 from triton_python_backend_utils.metrics import MetricsInMemory
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
-#: Answers to one request: each goes out as it is given, the end of the iterator ends the request.
+#: Answers to one request: each is sent when the iterator yields it; the end of the iterator ends the request.
 Model: TypeAlias = Callable[[InferRequest], Iterator[Answer]]
 
 
@@ -117,7 +117,7 @@ def double(request: InferRequest) -> Iterator[Answer]:
 
 
 def count(request: InferRequest) -> Iterator[Answer]:
-    """As many responses as ``x`` says, and an end without one."""
+    """``x`` responses, and an end without a response."""
     x = request.inputs["x"]
     assert isinstance(x, np.ndarray)
     for number in range(int(x[0])):

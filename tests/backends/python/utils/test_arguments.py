@@ -1,6 +1,6 @@
-"""Arguments as people write them: what pb_utils takes and what it refuses.
+"""The arguments that pb_utils accepts, and those that it refuses.
 
-The tables are the answers of a real Triton 2.51 to the same calls, but for the rows marked as ours.
+The tables have the results of a real Triton 2.51 for the same calls, except for the rows marked as ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answers of a real Triton 2.51 to the same calls, and their names."""
+"""The results and names of a real Triton 2.51 for the same calls."""
 
 from __future__ import annotations
 

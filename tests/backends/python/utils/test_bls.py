@@ -1,4 +1,4 @@
-"""A model that asks other models (docs/spec/behaviours.md section 9.5)."""
+"""A model that calls other models (docs/spec/behaviours.md section 9.5)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_any_shape_passes(shape: tuple[int, ...]) -> None:
 
 
 class Owner(np.ndarray[Any, np.dtype[np.float32]]):
-    """An array whose end can be seen."""
+    """An array with weak references."""
 
 
 def test_elements_live_as_long_as_their_last_reader() -> None:
@@ -169,7 +169,7 @@ def test_device_is_the_host() -> None:
 
 
 class OnDevice:
-    """A tensor of the host that says in its capsule that it is on a device: what a framework of one would give."""
+    """A tensor of the host whose capsule declares a device, as a framework for GPUs has it."""
 
     def __init__(self, device: int) -> None:
         self.tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3)

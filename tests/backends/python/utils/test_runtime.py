@@ -24,7 +24,7 @@ def forget() -> Iterator[None]:
 
 
 def module_of(runtime: Runtime) -> types.ModuleType:
-    """A module as its loader makes it, with a function that asks, and one that a callback goes through."""
+    """A module as its loader creates it, with a function that gets the runtime, and one that calls back."""
     module = types.ModuleType(f"model of {runtime.model_name}")
     module.__dict__[MODULE_KEY] = runtime
     for function in (_ask, _pass):
