@@ -55,6 +55,18 @@ def test_each_request_of_a_batch_gets_its_own_rows_in_one_execution() -> None:
     assert outputs(answers[1])["y"].tolist() == [[6, 8], [10, 12]]
 
 
+@pytest.mark.parametrize("rows", [(1, 1, 1), (0, 2), (2, 1), (1,)], ids=str)
+def test_outputs_are_contiguous_views_of_the_rows_of_each_request(rows: tuple[int, ...]) -> None:
+    instance = Double()
+    result = np.arange(2.0 * sum(rows), dtype=np.float32).reshape(-1, 2)
+    instance.execute = lambda inputs: {"y": result, "z": result[:, :1]}  # type: ignore[method-assign]
+    answers, _ = run_batch(runner_for(instance, SCHEMA), [ticket(*[[1.0, 2.0]] * count) for count in rows])
+    given = [outputs(answer)["y"] for answer in answers]
+    assert [part.shape for part in given] == [(count, 2) for count in rows]
+    assert all(part.flags.c_contiguous and (not part.size or np.shares_memory(part, result)) for part in given)
+    assert np.concatenate(given).tolist() == result.tolist()
+
+
 def test_an_answer_carries_model_version_and_id_and_outputs_in_config_order() -> None:
     (answer,), _ = run_batch(runner_for(Double(), SCHEMA), [ticket([1, 2], id="7")])
     assert isinstance(answer, InferResponse)

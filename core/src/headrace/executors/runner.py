@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from itertools import accumulate
 from time import monotonic_ns
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
 
 from headrace.backends.base import Instance, RequestInstance
 from headrace.errors import BackendError, Cancelled, HeadraceError, summary
@@ -146,22 +149,20 @@ class RowsRunner(Runner):
         return self.run([ticket])[0][0]
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        outputs = self._checked(results, sum(ticket.rows for ticket in batch), wanted_of(batch))
-        if len(batch) == 1:
-            request = batch[0].request
-            names = request.outputs or outputs
-            return [self.respond(request, {name: outputs[name] for name in names})]
+        rows = [ticket.rows for ticket in batch]
+        outputs = self._checked(results, sum(rows), wanted_of(batch))
+        parts: list[dict[str, Tensor]] = [outputs] if len(batch) == 1 else [{} for _ in batch]
+        if len(batch) > 1:
+            for name, tensor in outputs.items():  # by output, because that takes a third of the time
+                for own, part in zip(parts, rows_apart(tensor, rows), strict=True):
+                    own[name] = part
         answers: list[Answer] = []
-        begin, may_be_padded = 0, isinstance(batch, Batch)
-        for ticket in batch:
-            request, end = ticket.request, begin + ticket.rows
-            if may_be_padded and isinstance(ticket, Padding):  # it has no caller
-                answers.append(None)
-                begin = end
-                continue
-            names = request.outputs or outputs
-            answers.append(self.respond(request, {name: part_of_rows(outputs[name], begin, end) for name in names}))
-            begin = end
+        for ticket, own in zip(batch, parts, strict=True):
+            if names := ticket.request.outputs:
+                own = {name: own[name] for name in names}
+            answers.append(self.respond(ticket.request, own))
+        if isinstance(batch, Batch):  # padding has no caller
+            return [None if isinstance(ticket, Padding) else each for ticket, each in zip(batch, answers, strict=True)]
         return answers
 
     def _checked(self, results: Mapping[str, object], rows: int, wanted: set[str] | None) -> dict[str, Tensor]:
@@ -242,6 +243,14 @@ def wanted_of(batch: Sequence[Ticket]) -> set[str] | None:
 def part_of_rows(tensor: Tensor, begin: int, end: int) -> Tensor:
     """Return rows ``begin:end`` of ``tensor`` without a copy."""
     return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]
+
+
+def rows_apart(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+    """Return the parts of ``tensor`` with so many ``rows`` each, one after the other, without a copy."""
+    if type(tensor) is np.ndarray and rows.count(1) == len(rows):
+        return list(tensor[:, np.newaxis])  # takes a quarter of the time of slices
+    ends = list(accumulate(rows))
+    return [part_of_rows(tensor, end - count, end) for count, end in zip(rows, ends, strict=True)]
 
 
 class RequestRunner(Runner):
