@@ -7,9 +7,10 @@ frozen dataclass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from math import ceil
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import orjson
 
@@ -47,7 +48,7 @@ JOIN_BYTES = 32 * 1024
 BEGINNING = b"HTTP/1.1 "
 _STATUS_LINES = {status.value: BEGINNING + b"%d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
-_JSON_ANSWER = _STATUS_LINES[200] + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_JSON_HEAD = _STATUS_LINES[200] + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 _BINARY_HEAD = b"".join(
     (_STATUS_LINES[200], b"%b: %b\r\n" % BINARY_TYPE, HEADER_LENGTH_NAME, b": %b\r\nContent-Length: %d\r\n\r\n")
 )
@@ -100,6 +101,11 @@ class HttpReply(NamedTuple):
     status: int
     headers: Sequence[tuple[bytes, bytes]] = ()
     parts: Sequence[Buffer] = ()
+
+
+#: The constructors would be Python calls.
+new_request = cast("Callable[[tuple[object, ...]], HttpRequest]", partial(tuple.__new__, HttpRequest))
+new_reply = cast("Callable[[tuple[object, ...]], HttpReply]", partial(tuple.__new__, HttpReply))
 
 
 class ErrorReply(HttpReply):
@@ -181,15 +187,12 @@ def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
     ``closes`` adds the header that the connection ends here. The answer to a HEAD request has no body.
     """
     status, headers, parts = reply
-    if headers is JSON_TYPE and status == 200 and len(parts) == 1 and not (closes or is_head):  # most answers
-        (body,) = parts
-        if len(body) <= JOIN_BYTES:
-            return [_JSON_ANSWER % (len(body), body)]
-    size = sum([len(part) for part in parts])
-    if len(headers) == 2 and headers[0] is BINARY_TYPE and status == 200 and not (closes or is_head):
-        name, length = headers[1]
-        if name is HEADER_LENGTH_NAME and size <= JOIN_BYTES:
-            return [b"".join((_BINARY_HEAD % (length, size), *parts))]
+    size = sum(map(len, parts))
+    if status == 200 and size <= JOIN_BYTES and not (closes or is_head):  # most answers
+        if headers is JSON_TYPE:
+            return [b"".join((_JSON_HEAD % size, *parts))]
+        if len(headers) == 2 and headers[0] is BINARY_TYPE and headers[1][0] is HEADER_LENGTH_NAME:
+            return [b"".join((_BINARY_HEAD % (headers[1][1], size), *parts))]
     head = [_STATUS_LINES[status]]
     for name, value in headers:
         head += (name, b": ", value, b"\r\n")

@@ -19,11 +19,11 @@ import orjson
 from headrace.errors import HeadraceError, InvalidArgument, PluginError
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
-from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+from headrace.messages.tensor import SMALL_BYTES, BytesTensor, Tensor, data_type, wire_bytes, wire_view
 from headrace.off_loop import LARGE_BYTES, UNBOUNDED, TooLargeForLoop, slices
 from headrace_hosts.classification import classify
 from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
-from headrace_http.message import BINARY_TYPE, HEADER_LENGTH_NAME, JSON_TYPE, Buffer, HttpReply
+from headrace_http.message import BINARY_TYPE, HEADER_LENGTH_NAME, JSON_TYPE, Buffer, HttpReply, new_reply
 from headrace_locations.tensor_locations import Target, no_region
 
 #: A larger count is an attack or a mistake; Triton's limit on elements is far below.
@@ -188,10 +188,10 @@ def _encode_binary(
     described: list[Any] = []
     parts: list[Buffer] = [b""]
     for name, tensor in response.outputs.items():
-        if formats.get(name, default) is not BINARY or type(tensor) is not np.ndarray or not tensor.size:
+        if formats.get(name, default) is not BINARY or type(tensor) is not np.ndarray or not tensor.nbytes:
             return None
         described += (name, tensor.dtype, tensor.shape)
-        parts.append(wire_bytes(tensor))
+        parts.append(tensor.tobytes() if tensor.nbytes < SMALL_BYTES else wire_view(tensor))
     if not described:
         return None
     try:
@@ -199,18 +199,17 @@ def _encode_binary(
             header = _header_with_parameters(response.model_name, response.model_version, said, *described)
         else:
             header = _binary_header(response.model_name, response.model_version, *described)
-        if response.id:
-            header = b'{"id":%b,%b' % (orjson.dumps(response.id), header[1:])
+        header = b'{"id":' + orjson.dumps(response.id) + b"," + header if response.id else b"{" + header
     except TypeError:  # `encode` reports values that can not be sent
         return None
     parts[0] = header
-    return HttpReply(200, (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % len(header))), parts)
+    return new_reply((200, (BINARY_TYPE, (HEADER_LENGTH_NAME, b"%d" % len(header))), parts))
 
 
 @lru_cache(maxsize=1024)
 def _binary_header(model_name: str, model_version: str, *described: Any) -> bytes:
-    """Return the JSON of a reply without an id. ``described`` are name, dtype and shape of each output, one after the
-    other. Cached, because they repeat."""
+    """Return the JSON of a reply without its brace and its id. ``described`` are name, dtype and shape of each output,
+    one after the other. Cached, because they repeat."""
     return _print_header({"model_name": model_name, "model_version": model_version}, described)
 
 
@@ -233,7 +232,7 @@ def _print_header(head: dict[str, Any], described: Sequence[Any]) -> bytes:
         }
         for name, dtype, shape in zip(described[::3], described[1::3], described[2::3], strict=True)
     ]
-    return orjson.dumps({**head, "outputs": outputs})
+    return orjson.dumps({**head, "outputs": outputs})[1:]
 
 
 def _unsendable(response: InferResponse, error: TypeError) -> HeadraceError:

@@ -22,7 +22,7 @@ from headrace_hosts.held_bytes import SLOW_S
 from headrace_hosts.held_memory import no_memory
 from headrace_http.caller_limits import HttpLimits, has_left, unsent_bytes
 from headrace_http.exchanges import AnsweringProtocol, Exchange
-from headrace_http.message import CONTINUE, HttpRequest
+from headrace_http.message import CONTINUE, HttpRequest, new_request
 from headrace_http.request_body import DIRECT_BYTES
 from headrace_http.request_head import END, Http2Refused, Malformed, Refused, RequestHead, malformed
 from headrace_http.request_reader import RequestReader
@@ -300,10 +300,10 @@ class HttpProtocol(AnsweringProtocol):
     def _take(self, head: RequestHead, body: memoryview) -> None:
         """Answer a request that has arrived."""
         self._seconds, self._has_spoken = 0, True
-        self._is_deaf = head.closes or (self._is_stopping and not self._reader.rest)
+        method, path, headers, raw, _, closes, _, _ = head
+        self._is_deaf = closes or (self._is_stopping and not self._reader.rest)
         self._exchange = exchange = Exchange(self, self._is_deaf, head)
-        request = HttpRequest(head.method, head.path, head.headers, body, head.raw)
-        cancel = self.dispatch(request, exchange)
+        cancel = self.dispatch(new_request((method, path, headers, body, raw, "")), exchange)
         if exchange.reply is None:
             exchange.cancel = cancel
 

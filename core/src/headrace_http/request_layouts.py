@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,12 +35,8 @@ class RequestLayout(NamedTuple):
     ranges: Sequence[TensorRange]
     outputs: Sequence[str]
     parameters: Mapping[str, Parameter]
-    priority: int
-    timeout_us: int
-    #: Its id, and whether the request starts and ends it; None without a sequence.
-    sequence: tuple[int | str, bool, bool] | None
-    #: `InferRequest.alike` of these requests.
-    alike: object
+    #: The fields of `InferRequest` after the parameters. ``alike`` is None in a sequence.
+    further: Sequence[Any]
 
     @classmethod
     def of(cls, request: InferRequest) -> RequestLayout | None:
@@ -54,30 +50,22 @@ class RequestLayout(NamedTuple):
             ranges.append(TensorRange(name, tensor.shape, dtype, begin, end))
             begin = end
         sequence = (request.sequence_id, request.sequence_start, request.sequence_end)
+        is_checked_anew = request.is_in_sequence or any(each.dtype is None for each in ranges)
         return cls(
             ranges,
             tuple(request.outputs),
             dict(request.parameters),
-            request.priority,
-            request.timeout_us,
-            sequence if request.is_in_sequence else None,
-            None if any(each.dtype is None for each in ranges) else object(),
+            (request.priority, request.timeout_us, *sequence, (), None, False, None if is_checked_anew else object()),
         )
 
     def request(self, model: str, version: str, request_id: str, body: memoryview) -> InferRequest:
         """Return the request to ``model`` in ``body``. Its inputs are views on ``body``."""
+        ranges, outputs, parameters, further = self
         inputs: dict[str, Tensor | Undecoded] = {}
-        for name, shape, dtype, begin, end in self.ranges:
+        for name, shape, dtype, begin, end in ranges:
             if dtype is None:
                 inputs[name] = BytesTensor(body[begin:end], shape)
             else:
                 inputs[name] = np.ndarray(shape, dtype, body, begin)
-        parameters = {**self.parameters}  # a copy, because a model may change it
-        if self.sequence is None:
-            priority, timeout_us, alike = self.priority, self.timeout_us, self.alike
-            return InferRequest(
-                model, inputs, self.outputs, request_id, version, parameters, priority, timeout_us, alike=alike
-            )
-        return InferRequest(
-            model, inputs, self.outputs, request_id, version, parameters, self.priority, self.timeout_us, *self.sequence
-        )
+        # The parameters are copied, because a model may change them.
+        return InferRequest(model, inputs, outputs, request_id, version, {**parameters}, *further)
