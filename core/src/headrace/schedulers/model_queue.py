@@ -66,6 +66,7 @@ class ModelQueue(Dispatcher):
         self._on_cancel = self._cancel
         self._open = self._tracker.open
         self._holds_back = bool(self.kept) or self.full_scheduler.keeps_order
+        self._has_instances = self.full_scheduler.needs_instances
 
     # ------------------------------------------------------------------ in
 
@@ -162,7 +163,7 @@ class ModelQueue(Dispatcher):
 
     def answer_for_scheduler(self, ticket: Ticket, answer: Answer, final: bool = True) -> None:
         """Answer ``ticket`` for the scheduler. Do nothing if it already has its last answer."""
-        if not self._tracker.awaits(ticket):
+        if self._open.get(ticket) is not AWAITED:
             return
         if isinstance(answer, InferResponse) and not answer.model_name:
             answer.model_name, answer.model_version = self._name, self._version
@@ -170,21 +171,22 @@ class ModelQueue(Dispatcher):
         if not final:
             self._tracker.progress(ticket, answer)
             return
-        if self.queue.remove(ticket) and isinstance(answer, Unavailable | Cancelled):
-            is_rejected = isinstance(answer, Unavailable)
-            self._count(ticket, self.statistics.rejected if is_rejected else self.statistics.cancelled)
-            self.deliver((ticket,), (answer,))
-            return
-        if isinstance(answer, HeadraceError) and not self.full_scheduler.needs_instances:
+        has_instances = self._has_instances
+        if has_instances and self.queue.remove(ticket) and isinstance(answer, Unavailable | Cancelled):
+            self._count(
+                ticket, self.statistics.rejected if isinstance(answer, Unavailable) else self.statistics.cancelled
+            )
+        elif isinstance(answer, HeadraceError) and not has_instances:
             is_cancelled = ticket.cancelled and answer.code is Code.CANCELLED
             self._count(ticket, self.statistics.cancelled if is_cancelled else self.statistics.other_failures)
-            self.deliver((ticket,), (answer,))
-            return
-        ticket.started_ns = ticket.started_ns or self._now_ns()
-        if self._recorder is None:
-            self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
-        self._recorder.late(ticket, answer, is_execution=not self.full_scheduler.needs_instances)
-        self.deliver((ticket,), (answer,))
+        else:
+            ticket.started_ns = ticket.started_ns or self._now_ns()
+            if self._recorder is None:
+                self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
+            self._recorder.late(ticket, answer, not has_instances)
+        if self._timers and (timer := self._timers.pop(ticket, None)) is not None:
+            timer.cancel()
+        self._tracker.answer(ticket, answer)
 
     def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
         """Remove from ``answer`` the outputs in ``unasked``; if it is None, those in `hidden`."""
