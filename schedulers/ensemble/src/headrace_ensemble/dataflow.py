@@ -1,11 +1,14 @@
-"""One request in the graph: its tensors, its running steps, and its answers. Event loop only."""
+"""One request in the graph: its tensors, its running steps, and its answer. Event loop only.
+
+`headrace_ensemble.streamed_dataflow` has the requests with decoupled steps.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from headrace import (
@@ -24,93 +27,73 @@ from headrace_ensemble.plan import DataflowPlan, Step
 log = logging.getLogger("headrace.ensemble")
 
 _NO_TIME = 0, 0, 0
-_NONE_UNREAD: deque[Any] = deque(maxlen=0)
-_NO_STEPS: dict[int, Any] = {}
+_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 #: Parameters of a step's response that later steps get as their sequence.
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 class Item:
-    """One item of a stream: the request itself, or one response of a decoupled step, which ``source`` requested.
+    """The tensors and the running steps of a request, or of one response of a decoupled step.
 
-    ``values`` has the tensors that a step still needs. ``open`` counts what keeps the source from going on: running
-    steps, and a response that the caller has not read.
+    ``values`` has the tensors that a step or the caller still needs. ``calls`` has the running steps by index.
     """
 
-    __slots__ = ("calls", "missing", "open", "sequences", "skipped", "source", "stream", "uses", "values", "waits")
+    __slots__ = ("calls", "missing", "sequences", "skipped", "uses", "values", "waits")
 
-    def __init__(self, plan: DataflowPlan, stream: int, source: Ticket | None) -> None:
-        self.stream, self.source = stream, source
+    def __init__(self, plan: DataflowPlan) -> None:
         self.values: list[Any] = plan.empty.copy()
-        self.waits, self.uses = plan.waits.copy(), plan.uses.copy()
-        self.calls: dict[int, Ticket] = {}
+        self.waits, self.uses = plan.waits and plan.waits.copy(), plan.uses and plan.uses.copy()
         self.missing = plan.missing
-        self.open = 0
+        self.calls: dict[int, Ticket] = {}
         #: By tensor, the sequence parameters of the response that brought it. None until a response has some.
         self.sequences: dict[int, dict[str, Any]] | None = None
         #: By tensor, why the step that writes it has not run. None if every step has run so far.
         self.skipped: dict[int, str] | None = None
 
 
-class Dataflow:
-    """Computes the request of ``ticket`` by ``plan``, and answers by ``answer``. ``name`` is the ensemble's."""
+class Dataflow(Item):
+    """Computes the request of ``ticket`` by ``plan``, and answers by ``answer``."""
 
     __slots__ = (
-        "_answer", "_callers", "_early", "_emitted", "_error", "_items", "_limit", "_name", "_plan", "_running",
-        "_unread", "_waiting", "is_decoupled", "spans_ns", "ticket", "under_way",
+        "_answer", "_callers", "_early", "_error", "_plan", "_response", "_under_way", "spans_ns", "ticket",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        name: str,
-        plan: DataflowPlan,
-        ticket: Ticket,
-        answer: Callable[[Ticket, Answer, bool], None],
-        is_decoupled: bool,
-        limit: int = 0,
-    ) -> None:
-        self.ticket, self.is_decoupled = ticket, is_decoupled
-        self._name, self._plan, self._answer = name, plan, answer
-        self._callers = plan.callers if not ticket.request.callers else (*ticket.request.callers, name)
+    def __init__(self, plan: DataflowPlan, ticket: Ticket, answer: Callable[[Ticket, Answer, bool], None]) -> None:
+        self.values, self.calls, self.missing = (
+            plan.empty.copy(),
+            {},
+            plan.missing,
+        )  # what the base does, without the call
+        self.waits, self.uses = plan.waits and plan.waits.copy(), plan.uses and plan.uses.copy()
+        self.sequences = self.skipped = None
+        self.ticket, self._plan, self._answer = ticket, plan, answer
+        callers = ticket.request.callers
+        self._callers = (*callers, *plan.callers) if callers else plan.callers
         self._error: HeadraceError | None = None
+        self._response: InferResponse | None = None
         #: The compute times of the finished steps, added up: `headrace.Ticket.spans_ns`.
         self.spans_ns = _NO_TIME
-        #: Steps that run or are about to, plus one while this object is busy.
-        self.under_way = 0
-        self._items: dict[Item, None] = {}
-        self._emitted: list[tuple[Item, InferResponse]] = []
-        #: The items of these that the caller has not read, if there may be several.
-        self._unread: deque[Item] = deque() if is_decoupled else _NONE_UNREAD
+        #: Steps that run or are about to, plus one while the first ones are started.
+        self._under_way = 1
         #: Answers of a step with a single response, before its last.
         self._early: dict[tuple[Item, Step], list[Answer]] | None = None
-        self._limit = limit
-        #: For a limit of parallel items per step: the number that runs, and the ones that wait.
-        self._running: dict[int, int] = {} if limit else _NO_STEPS
-        self._waiting: dict[int, deque[tuple[Item, Step]]] = {} if limit else _NO_STEPS
 
     def start(self) -> None:
         """Run the steps that need only the request."""
-        plan = self._plan
-        item = Item(plan, 0, None)
-        item.open = 1  # until its end
-        self._items[item] = None
-        given, values = self.ticket.request.inputs, item.values
+        plan, given, values = self._plan, self.ticket.request.inputs, self.values
         for name, tensor in plan.inputs:
             values[tensor] = given.get(name)
-        self.under_way = 1
         if not (plan.missing or plan.stream):
-            self._emit(item)
-        self._run(item, plan.first.copy())
-        self.under_way -= 1
-        if self._emitted or not self.under_way:
+            self._emit(self)
+        self._run(self, plan.first.copy())
+        self._under_way -= 1
+        if not self._under_way:
             self._settle()
 
     def cancel(self, error: HeadraceError) -> None:
         """Stop, because the request was cancelled. The scheduler drops later answers."""
         self._error = error
         self._cancel_calls()
-        for index in self._waiting:
-            self._admit(index)
 
     # ------------------------------------------------------------------ out
 
@@ -119,17 +102,13 @@ class Dataflow:
         for step in ready:  # grows in the loop
             if self._error is not None:
                 return
-            if (step.when >= 0 or item.skipped is not None) and (why := self._why_not(item, step)):
-                self._drop(item, step)
-                item.skipped = item.skipped or {}
-                item.skipped.update((tensor, why) for _, tensor, _ in step.writes)
-                ready += self._put(item, step, {})
-            elif self._limit and self._running.get(step.index, 0) >= self._limit:
-                self._waiting.setdefault(step.index, deque()).append((item, step))
-                item.open += 1
-                self.under_way += 1
-            else:
+            if (step.when < 0 and item.skipped is None) or not (why := self._why_not(item, step)):
                 self._launch(item, step)
+                continue
+            _release(item, step)
+            item.skipped = item.skipped or {}
+            item.skipped.update((tensor, why) for _, tensor in step.writes)
+            ready += self._put(item, step, {})
 
     def _why_not(self, item: Item, step: Step) -> str:
         """Return why ``step`` does not run; empty if it does."""
@@ -148,15 +127,9 @@ class Dataflow:
             self._fail(InvalidArgument(f"the rows of the condition of step {step.index} ('{step.name}') differ"))
         return "" if truths == {not step.is_negated} else f"{told}, because its condition did not hold"
 
-    def _drop(self, item: Item, step: Step) -> None:
-        """Release the tensors that ``step`` no longer needs."""
-        for tensor in step.uses:
-            item.uses[tensor] -= 1
-            if not item.uses[tensor]:
-                item.values[tensor] = None
-
     def _launch(self, item: Item, step: Step) -> None:
-        values, uses, inputs = item.values, item.uses, {}
+        """Send the request of ``step`` to its model."""
+        values, inputs = item.values, {}
         kind: tuple[Any, ...] | None = step.kind
         for name, tensor, adapt in step.reads:
             value = values[tensor]
@@ -164,14 +137,14 @@ class Dataflow:
                 inputs[name] = value = value if adapt is None else adapt(value)
                 if kind is not None:
                     kind += (name, value.dtype, value.shape)
-        for tensor in step.uses:
-            uses[tensor] -= 1
-            if not uses[tensor]:
-                values[tensor] = None
+        for tensor in step.drops:
+            values[tensor] = None
+        if step.shares:
+            _release(item, step)
         request = self.ticket.request
         sequence_id, start, end = request.sequence_id, request.sequence_start, request.sequence_end
         if item.sequences is not None:
-            sequence_id, start, end = self._sequence(item, step, sequence_id, start, end)
+            sequence_id, start, end = _sequence(item.sequences, step, sequence_id, start, end)
         asked = InferRequest(
             step.name,
             inputs,
@@ -189,14 +162,10 @@ class Dataflow:
             step.opens > 0,
             kind,
         )
-        ticket = Ticket(asked, partial(self._heard_many if step.opens else self._heard, item, step))
-        item.calls[step.index] = ticket
+        item.calls[step.index] = ticket = Ticket(asked, partial(self._heard, item, step))
         if step.on_device:
             ticket.on_device = step.on_device
-        if self._limit:
-            self._running[step.index] = self._running.get(step.index, 0) + 1
-        item.open += 1
-        self.under_way += 1
+        self._under_way += 1
         try:
             step.ask(ticket)
         except HeadraceError as error:
@@ -210,16 +179,15 @@ class Dataflow:
         if not final or answer is None:
             self._heard_otherwise(item, step, answer, final)
             return
-        if self._error is None:
-            if isinstance(answer, InferResponse):
-                if answer.parameters:
-                    self._note_sequence(item, step, answer)
-                if ready := self._put(item, step, answer.outputs):
-                    self._run(item, ready)
-            else:
-                self._fail(answer)
+        if isinstance(answer, HeadraceError):
+            self._fail(answer)
+        elif self._error is None:
+            if answer.parameters:
+                note_sequence(item, step, answer)
+            if ready := self._put(item, step, answer.outputs):
+                self._run(item, ready)
         self._done(item, step)
-        if self._emitted or not self.under_way:
+        if not self._under_way:
             self._settle()
 
     def _heard_otherwise(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
@@ -232,91 +200,36 @@ class Dataflow:
             del self._early[item, step]
             self._heard(item, step, _single(early), True)
 
-    def _heard_many(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
-        """Handle an answer of a decoupled step: each response is an item of its stream."""
-        if isinstance(answer, HeadraceError):
-            self._fail(answer)
-        elif answer is not None:
-            if self._error is None:
-                made = Item(self._plan, step.opens, item.calls[step.index])
-                self._items[made] = None
-                made.open = 1
-                if answer.parameters:
-                    self._note_sequence(made, step, answer)
-                if ready := self._put(made, step, answer.outputs):
-                    self._run(made, ready)
-                self._close(made)
-            elif not final:
-                item.calls[step.index].read()
-        if final:
-            self._done(item, step)
-        self._settle()
-
     def _put(self, item: Item, step: Step, outputs: Mapping[str, Tensor]) -> list[Step]:
         """Keep ``outputs`` of ``step``. Return the steps that now have all their inputs."""
-        values, waits = item.values, item.waits
-        ready: list[Step] = []
-        plan = self._plan
-        for name, tensor, readers in step.writes:
-            values[tensor] = outputs.get(name)
-            if tensor in plan.output_tensors:
-                item.missing -= 1
-                if not item.missing:
-                    self._emit(item)
-            for reader in readers:
-                if step.opens:
-                    if not reader.waits and reader not in ready:
-                        ready.append(reader)
-                else:
-                    waits[reader.index] -= 1
-                    if not waits[reader.index]:
-                        ready.append(reader)
+        for name, tensor in step.writes:
+            item.values[tensor] = outputs.get(name)
+        if step.completes:
+            item.missing -= step.completes
+            if not item.missing:
+                self._emit(item)
+        ready = step.starts.copy()
+        for reader in step.helps:
+            item.waits[reader.index] -= 1
+            if not item.waits[reader.index]:
+                ready.append(reader)
         return ready
 
     def _done(self, item: Item, step: Step) -> None:
-        spans = getattr(item.calls.pop(step.index), "spans_ns", None)
-        if spans is not None:
-            given = self.spans_ns
-            if given is _NO_TIME:
-                self.spans_ns = spans
-            else:
-                self.spans_ns = (given[0] + spans[0], given[1] + spans[1], given[2] + spans[2])
-        if self._limit:
-            self._running[step.index] -= 1
-            self._admit(step.index)
-        self.under_way -= 1
-        if item.open > 1:
-            item.open -= 1
-        else:
-            self._close(item)
-
-    def _admit(self, index: int) -> None:
-        """Start the next waiting item of a step, or drop all if the request has failed."""
-        waiting = self._waiting.get(index)
-        while waiting and (self._error is not None or self._running[index] < self._limit):
-            item, step = waiting.popleft()
-            if self._error is None:
-                self._launch(item, step)
-            self.under_way -= 1
-            self._close(item)
-
-    def _close(self, item: Item) -> None:
-        """Remove one thing that keeps ``item`` open. If none is left, its source may go on."""
-        item.open -= 1
-        if not item.open:
-            self._items.pop(item, None)
-            if item.source is not None:
-                item.source.read()
+        """Note that ``step`` has its last answer."""
+        stacking, inferring, splitting = getattr(item.calls.pop(step.index), "spans_ns", _NO_TIME)
+        before = self.spans_ns
+        self.spans_ns = before[0] + stacking, before[1] + inferring, before[2] + splitting
+        self._under_way -= 1
 
     # ------------------------------------------------------------------ to the caller
 
     def _emit(self, item: Item) -> None:
-        """Make the response of ``item``, whose outputs are complete. It is sent when this object is no longer busy."""
+        """Make the response of ``item``, whose outputs are complete."""
         outputs: dict[str, Tensor] = {}
-        values = item.values
         missing: list[str] = []
         for name, tensor, adapt in self._plan.outputs:
-            value = values[tensor]
+            value = item.values[tensor]
             if value is None:  # the step that writes it has not
                 log.debug("Composing models did not output tensor %s", name)
                 if item.skipped is not None and tensor in item.skipped:
@@ -327,85 +240,73 @@ class Dataflow:
             except HeadraceError as error:
                 self._fail(error)
                 return
-            item.uses[tensor] -= 1
-            if not item.uses[tensor]:
-                values[tensor] = None
-        if missing and (self.ticket.request.outputs or not outputs):
-            if not self.is_decoupled:
-                self._fail(InvalidArgument(self.ticket.request.log_id + "; ".join(missing)))
-            return
         request = self.ticket.request
-        parameters: dict[str, Any] = {}
+        if missing and (request.outputs or not outputs):
+            self._lacks(missing)
+            return
+        parameters = _NO_PARAMETERS
         if request.sequence_id:
             flags = request.sequence_start, request.sequence_end
             parameters = dict(zip(_SEQUENCE, (request.sequence_id, *flags), strict=True))
         if item.sequences is not None:
-            for _, tensor, _ in self._plan.outputs:
-                parameters |= item.sequences.get(tensor, {})
-        if self.is_decoupled:
-            item.open += 1
-        self._emitted.append((item, InferResponse(outputs, parameters, id=request.id)))
+            parameters = {**parameters, **_said(item.sequences, self._plan.outputs)}
+        self._response = InferResponse(outputs, parameters, id=request.id)
+
+    def _lacks(self, missing: Iterable[str]) -> None:
+        """Note that the caller gets no response, because requested outputs are ``missing``."""
+        self._fail(InvalidArgument(self.ticket.request.log_id + "; ".join(missing)))
 
     def _settle(self) -> None:
-        """Send the responses, and the end if nothing is running."""
-        emitted, is_over = self._emitted, not self.under_way
-        ticket, answer = self.ticket, self._answer
-        if self.is_decoupled:
-            self._emitted = []
-            last: Answer = None
-            if is_over and emitted and self._error is None:
-                item, last = emitted.pop()
-                self._close(item)
-            for item, response in emitted:
-                self._unread.append(item)
-                answer(ticket, response, False)
-            if is_over:
-                answer(ticket, self._error or last, True)
-        elif is_over:
-            self._emitted = []  # the response must not outlive its sending
-            answer(ticket, self._error or (emitted[0][1] if emitted else self._deadlock()), True)
-
-    def read(self, ticket: Ticket) -> None:
-        """Note that the caller has read a response."""
-        if self._unread:
-            self._close(self._unread.popleft())
+        """Answer: no step is running."""
+        self._answer(self.ticket, self._error or self._response or self._deadlock(), True)
 
     def _deadlock(self) -> HeadraceError:
         return InvalidArgument(
-            f"in ensemble '{self._name}', {self.ticket.request.log_id}unexpected deadlock, at least one output is not "
-            "set while no more ensemble steps can be made"
+            f"in ensemble '{self._plan.callers[0]}', {self.ticket.request.log_id}unexpected deadlock, at least one "
+            "output is not set while no more ensemble steps can be made"
         )
 
     def _fail(self, error: HeadraceError) -> None:
         """Stop after a failed step. The error is sent when the running steps are done."""
         if self._error is None:
-            self._error = HeadraceError(f"in ensemble '{self._name}', {error.message}", error.code)
+            self._error = HeadraceError(f"in ensemble '{self._plan.callers[0]}', {error.message}", error.code)
             self._cancel_calls()
-            for index in self._waiting:
-                self._admit(index)
 
     def _cancel_calls(self) -> None:
-        for item in tuple(self._items):
-            for ticket in tuple(item.calls.values()):
-                ticket.cancel()
+        for ticket in tuple(self.calls.values()):
+            ticket.cancel()
 
-    # ------------------------------------------------------------------ sequences
 
-    def _note_sequence(self, item: Item, step: Step, response: InferResponse) -> None:
-        """Keep the sequence parameters of ``response`` with its tensors."""
-        said = {key: response.parameters[key] for key in _SEQUENCE if key in response.parameters}
-        if said:
-            item.sequences = item.sequences or {}
-            for _, tensor, _ in step.writes:
-                item.sequences[tensor] = said
+def _release(item: Item, step: Step) -> None:
+    """Release the tensors that ``step`` no longer needs."""
+    for tensor in step.drops:
+        item.values[tensor] = None
+    for tensor in step.shares:
+        item.uses[tensor] -= 1
+        if not item.uses[tensor]:
+            item.values[tensor] = None
 
-    def _sequence(self, item: Item, step: Step, *own: Any) -> Any:
-        """Return the sequence for ``step``: from its tensors, else from the caller."""
-        assert item.sequences is not None
-        said: dict[str, Any] = {}
-        for _, tensor, _ in step.reads:
-            said |= item.sequences.get(tensor, {})
-        return [said.get(key, default) for key, default in zip(_SEQUENCE, own, strict=True)]
+
+def note_sequence(item: Item, step: Step, response: InferResponse) -> None:
+    """Keep the sequence parameters of ``response`` with its tensors."""
+    said = {key: response.parameters[key] for key in _SEQUENCE if key in response.parameters}
+    if said:
+        item.sequences = item.sequences or {}
+        item.sequences.update((tensor, said) for _, tensor in step.writes)
+
+
+def _sequence(sequences: Mapping[int, Mapping[str, Any]], step: Step, *own: Any) -> Any:
+    """Return the sequence for ``step``: from its tensors, else from the caller."""
+    said = _said(sequences, step.reads)
+    return [said.get(key, default) for key, default in zip(_SEQUENCE, own, strict=True)]
+
+
+def _said(sequences: Mapping[int, Mapping[str, Any]], tensors: Iterable[tuple[str, int, Any]]) -> dict[str, Any]:
+    """Return the sequence parameters that arrived with ``tensors``."""
+    said: dict[str, Any] = {}
+    for _, tensor, _ in tensors:
+        said |= sequences.get(tensor, {})
+    return said
 
 
 def _single(answers: Sequence[Answer]) -> Answer:

@@ -25,8 +25,11 @@ _NONE_ON_DEVICE: Mapping[str, bool] = MappingProxyType({})
 class Step:
     """A step of a plan.
 
-    - ``reads``: a tensor for each input of the model. ``uses``: the same tensors, once each.
-    - ``writes``: for each needed output, a tensor and the steps that read it.
+    - ``reads``: a tensor for each input of the model. ``drops`` are those that nothing else needs, ``shares`` the
+      others, once each.
+    - ``writes``: a tensor for each needed output of the model. ``completes`` of them are outputs of the ensemble.
+    - ``starts``: the steps that need nothing else than its outputs. ``helps``: for each output and each other step that
+      reads it, that step.
     - ``opens``: the stream of its responses, 0 for none.
     - ``waits``: the number of its tensors that come from steps of the same item.
     - ``when``: the tensor of its condition, -1 for none. With ``is_negated``, the step runs if that is false.
@@ -41,8 +44,12 @@ class Step:
     version: str
     ask: Callable[[Ticket], None]
     reads: Sequence[tuple[str, int, Adapt | None]]
-    uses: Sequence[int]
-    writes: Sequence[tuple[str, int, Sequence[Step]]]
+    drops: Sequence[int]
+    shares: Sequence[int]
+    writes: Sequence[tuple[str, int]]
+    completes: int
+    starts: list[Step]
+    helps: Sequence[Step]
     outputs: Sequence[str]
     stream: int
     opens: int
@@ -62,7 +69,8 @@ class DataflowPlan:
     - ``waits``: per step, the number of tensors that it waits for.
     - ``uses``: per tensor, the number of steps that read it, plus one if it is an output.
     - ``outputs`` are in the items of ``stream``; steps write ``missing`` of them.
-    - ``empty``: None for each tensor. ``callers``: the callers of the steps, for a client's request.
+    - ``empty``: None for each tensor. ``callers``: the name of the ensemble.
+    - ``limit``: how many items of a stream may run in a step at a time; 0 for any number.
     """
 
     inputs: Sequence[tuple[str, int]]
@@ -71,10 +79,10 @@ class DataflowPlan:
     uses: list[int]
     stream: int
     outputs: Sequence[tuple[str, int, Adapt | None]]
-    output_tensors: frozenset[int]
     missing: int
     empty: list[None]
     callers: tuple[str]
+    limit: int
 
 
 class EnsembleGraph:
@@ -121,6 +129,9 @@ class EnsembleGraph:
             for tensor in self._reads[index]:
                 readers[tensor].append(made)
                 uses[tensors[tensor]] += 1
+        for index, step in steps.items():
+            read = sorted(tensors[tensor] for tensor in self._reads[index])
+            step.drops, step.shares = [t for t in read if uses[t] == 1], [t for t in read if uses[t] > 1]
         outputs = [(name, tensors[name], self._adapt_output(name, name in on_device)) for name in names]
         missing = sum(name in self._writer for name in names)
         first = [step for index, step in sorted(steps.items()) if not step.stream and not step.waits]
@@ -128,14 +139,14 @@ class EnsembleGraph:
         return DataflowPlan(
             inputs,
             first,
-            waits,
-            uses,
+            waits if any(step.helps for step in steps.values()) else [],
+            uses if any(step.shares for step in steps.values()) else [],
             self._stream_of(names[0]) if names else 0,
             outputs,
-            frozenset(tensors[name] for name in names),
             missing,
             [None] * len(tensors),
             (self._config.name,),
+            self._config.ensemble_scheduling.max_inflight_requests,
         )
 
     def _needed(self, outputs: Iterable[str]) -> set[int]:
@@ -156,12 +167,13 @@ class EnsembleGraph:
         and only in the memory of the host if None.
         """
         step, model = self._steps[bare.index], self._models[bare.index]
-        writes = [
-            (output, self._numbers[tensor], sorted(readers[tensor], key=lambda reader: reader.index))
-            for output, tensor in sorted(step.output_map.items())
-            if readers[tensor] or tensor in requested
-        ]
-        names = [name for name, _, _ in writes]
+        written = [each for each in sorted(step.output_map.items()) if readers[each[1]] or each[1] in requested]
+        writes = [(output, self._numbers[tensor]) for output, tensor in written]
+        following = [each for _, tensor in written for each in sorted(readers[tensor], key=lambda reader: reader.index)]
+        # The readers of a stream do not wait for the step that opens it.
+        starts = list(dict.fromkeys(each for each in following if each.waits == (not bare.opens)))
+        helps = [each for each in following if each.waits > 1 and not bare.opens]
+        names = [name for name, _ in writes]
         outputs = () if len(names) == len(model.outputs) else tuple(names)
         kind = None if bare.kind is None else (*bare.kind, outputs)
         on_device: dict[str, bool] = {}
@@ -171,7 +183,16 @@ class EnsembleGraph:
                 taken += {None: [False], False: [True], True: [True, False]}[requested[tensor]]
             if tensor in self._on_device and any(taken):
                 on_device[output] = not all(taken)
-        return replace(bare, writes=writes, outputs=outputs, kind=kind, on_device=on_device)
+        return replace(
+            bare,
+            writes=writes,
+            completes=sum(tensor in requested for _, tensor in written),
+            starts=starts,
+            helps=helps,
+            outputs=outputs,
+            kind=kind,
+            on_device=on_device,
+        )
 
     def _takes(self, index: int, tensor: str) -> bool:
         """True if step ``index`` accepts ``tensor`` on a device for each input that reads it."""
@@ -218,7 +239,11 @@ class EnsembleGraph:
             str(step.model_version) if step.model_version >= 0 else "",
             model.ask,
             reads,
-            sorted(self._numbers[tensor] for tensor in self._reads[index]),
+            (),
+            (),
+            (),
+            0,
+            [],
             (),
             (),
             stream,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from headrace import (
     Answer,
@@ -49,25 +49,26 @@ class EnsembleScheduler(FullScheduler):
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
         config = context.config
-        self._name, self._answer = config.name, context.answer
-        self._is_decoupled = config.model_transaction_policy.decoupled
-        self._limit = config.ensemble_scheduling.max_inflight_requests
+        self._answer, self._on_answer = context.answer, self._finish
+        self._dataflow = Dataflow
+        if config.model_transaction_policy.decoupled:
+            from headrace_ensemble.streamed_dataflow import StreamedDataflow  # few ensembles need it
+
+            self._dataflow = StreamedDataflow
         self._graph = EnsembleGraph(config, context.others)
         self.takes_device_tensors = self._graph.takes_device_tensors
-        self._plans: dict[tuple[object, ...], DataflowPlan] = {(): self._graph.plan()}
+        #: The plan for all outputs, and those for the ones that a request names.
+        self._whole = self._graph.plan()
+        self._plans: dict[tuple[object, ...], DataflowPlan] = {}
         self._under_way: dict[Ticket, Dataflow] = {}
         self.labels = _labels(config, context.others)
 
     def submit(self, ticket: Ticket) -> int:
-        requested = tuple(ticket.request.outputs)
-        on_device = _NOWHERE if self.takes_device_tensors is None else getattr(ticket, "on_device", _NOWHERE)
-        key = (*requested, *on_device.items()) if on_device else requested
-        plan = self._plans.get(key) or self._plan(key, requested, on_device)
-        flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled, self._limit)
-        self._under_way[ticket] = flow
+        plan = self._whole
+        if ticket.request.outputs or self.takes_device_tensors is not None:
+            plan = self._plan_for(ticket)
+        self._under_way[ticket] = flow = self._dataflow(plan, ticket, self._on_answer)
         ticket.started_ns = ticket.queued_ns  # a request waits only in steps, which count the time
-        if self._is_decoupled:
-            ticket.on_read = flow.read
         flow.start()
         return 0
 
@@ -83,18 +84,22 @@ class EnsembleScheduler(FullScheduler):
 
     def _finish(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         """Answer ``ticket``, unless its caller has the last answer already: see `finished`."""
-        flow = self._under_way.get(ticket)
-        if flow is None:
-            return
-        if final:
-            del self._under_way[ticket]
+        if not final:
+            if ticket in self._under_way:
+                self._answer(ticket, answer, False)
+        elif (flow := self._under_way.pop(ticket, None)) is not None:
             ticket.spans_ns = flow.spans_ns
-        self._answer(ticket, answer, final)
+            self._answer(ticket, answer, True)
 
-    def _plan(self, key: Any, requested: Sequence[str], on_device: Mapping[str, bool]) -> DataflowPlan:
-        if len(self._plans) >= _PLANS:
-            self._plans = {(): self._plans[()]}
-        plan = self._plans[key] = self._graph.plan(requested, on_device)
+    def _plan_for(self, ticket: Ticket) -> DataflowPlan:
+        """Return the plan for the outputs that ``ticket`` names, and for those that it takes on a device."""
+        outputs, on_device = ticket.request.outputs, getattr(ticket, "on_device", _NOWHERE)
+        key = (*outputs, *on_device.items())
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._graph.plan(outputs, on_device)
         return plan
 
 
