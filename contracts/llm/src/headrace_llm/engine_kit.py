@@ -122,7 +122,7 @@ class _EngineKit:
     async def check_cancellation(self) -> None:
         responses = self._server.engine.responses(self._request(stream=True, max_tokens=4096, ignore_eos=True))
         async for _ in responses:
-            if self._open_streams():  # the metric is written every 50 ms
+            if self._open_streams():  # the metric is written every 100 ms
                 break
         await responses.aclose()  # type: ignore[attr-defined]  # it is an asynchronous generator
         for _ in range(int(FREE_S / 0.01)):

@@ -43,7 +43,7 @@ from headrace_llm.generation_request import GenerationRequest, read_generation
 log = logging.getLogger(__name__)
 
 #: The interval, in seconds, of the checks for disconnected callers and passed deadlines. Metrics are written with them.
-CHECK_S = 0.05
+CHECK_S = 0.1
 #: Unsent parts are joined when there are this many. Joining each one at once would copy the text each time.
 _MOST_UNJOINED = 64
 
@@ -75,11 +75,6 @@ class TokenStream:
     def is_cancelled(self) -> bool:
         """True if the answer has ended, or its caller has disconnected: the engine should stop."""
         return self._has_ended or self._call.request.cancelled
-
-    @property
-    def is_unwanted(self) -> bool:
-        """True if the answer has not ended, and its caller has disconnected."""
-        return not self._has_ended and self._call.request.cancelled
 
     def note_prompt(self, num_input_tokens: int) -> None:
         """Note that the engine has accepted the prompt, of this many tokens. Optional: before the first `write`.
@@ -140,19 +135,23 @@ class TokenStream:
             self._owner.forget(self)
             self._call.send(error, final=True)
 
-    def send_unsent(self) -> None:
-        """Send the unsent parts, if the caller has read enough. Called every `CHECK_S`."""
-        with self._lock:
-            if self._unsent and self.request.stream and not self._has_ended and not self._call.would_block:
-                self._send(self._unsent.pop())
+    def check(self, now_ns: int) -> bool:
+        """Return True if the engine must stop: the caller has disconnected, or the deadline has passed.
 
-    def expire(self, now_ns: int) -> bool:
-        """If the deadline has passed, end the answer with an error and return True. Called every `CHECK_S`."""
-        end_ns = self.request.deadline_ns
-        if not end_ns or now_ns < end_ns or self._has_ended:
+        If not, send the unsent parts, if the caller has read enough. Called every `CHECK_S`.
+        """
+        if self._has_ended:
             return False
-        self.fail(Unavailable("Request timeout expired"))  # Triton's text for a queue
-        return True
+        if self._call.request.cancelled:
+            return True
+        if 0 < self.request.deadline_ns <= now_ns:
+            self.fail(Unavailable("Request timeout expired"))  # Triton's text for a queue
+            return True
+        if self._unsent and self.request.stream and not self._call.would_block:
+            with self._lock:
+                if self._unsent and not self._has_ended:
+                    self._send(self._unsent.pop())
+        return False
 
     def _send(self, delta: Delta) -> None:
         """Send the unsent parts and ``delta``. Never blocks: the last response may always be sent."""
@@ -190,7 +189,7 @@ class GenerationInstance(DeferredInstance, ABC):
         self.metrics = GenerationMetrics(model)
         self._streams: dict[TokenStream, None] = {}
         self._closed, self._has_streams = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._look_after, name=f"{model.name} streams", daemon=True)
+        self._thread = threading.Thread(target=self._check_streams, name=f"{model.name} streams", daemon=True)
         self._thread.start()
 
     @abstractmethod
@@ -252,19 +251,18 @@ class GenerationInstance(DeferredInstance, ABC):
         self._thread.join()
         self.metrics.close()
 
-    def _look_after(self) -> None:
+    def _check_streams(self) -> None:
         """Cancel streams, send unsent parts to slow readers and write metrics, until `close`. Sleep without streams."""
-        while self._has_streams.wait() and not self._closed.wait(CHECK_S):
-            self._has_streams.clear()
+        while not self._closed.wait(CHECK_S):
             now_ns = monotonic_ns()
             for stream in tuple(self._streams):
-                if stream.is_unwanted or stream.expire(now_ns):
+                if stream.check(now_ns):
                     self._cancel(stream)
-                else:
-                    stream.send_unsent()
             self.metrics.publish(len(self._streams))
-            if self._streams:
-                self._has_streams.set()
+            if not self._streams:
+                self._has_streams.clear()
+                if not self._streams:  # `_accept` adds a stream, and then sets the event
+                    self._has_streams.wait()
         self.metrics.publish(0)
 
     def _cancel(self, stream: TokenStream) -> None:
