@@ -87,9 +87,8 @@ class Server:
         learn_paths(repository.model_repository)
         self.plugins: Plugins = found_plugins or Plugins.discover(repository.plugins)
         support.refuse_without({part.name for part in self.plugins.extensions}, repository, ("trace_config",))
-        self.options = replace(
-            repository, plugin_options=complete_groups(self.plugins.options, repository.plugin_options)
-        )
+        groups = complete_groups(self.plugins.options, repository.plugin_options, self.plugins.complaints)
+        self.options = replace(repository, plugin_options=groups)
         self.custom_metrics = CustomMetrics()
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop

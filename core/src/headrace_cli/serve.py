@@ -59,13 +59,14 @@ class Serve(Command):
 
         If they are refused, prints the reason and raises SystemExit.
         """
-        words, groups = self.parse(words).words, list[type[OptionGroup]]()
+        words, groups, faults = self.parse(words).words, list[type[OptionGroup]](), list[str]()
         try:
             plugins = find_plugins(words)
+            faults = plugins.complaints
             groups = list(plugins.options)
             return command_line.read_options(words, {}, groups, plugins.interceptors)[0]
         except ConfigError as error:
-            raise SystemExit(self.refuse(error, groups)) from None
+            raise SystemExit(self.refuse(_with_faults(error, faults), groups)) from None
 
     @staticmethod
     def flags(groups: Sequence[type[OptionGroup]] = ()) -> list[FlagHelp]:
@@ -83,17 +84,18 @@ class Serve(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serve until SIGINT or SIGTERM. Return the exit code."""
-        words, groups = arguments.words, list[type[OptionGroup]]()
+        words, groups, faults = arguments.words, list[type[OptionGroup]](), list[str]()
         try:
             with without_collections():
                 plugins = find_plugins(words)
+            faults = plugins.complaints
             groups = list(plugins.options)
             if command_line.wants_help(words):
                 return self.show_help(groups)
             options, warnings = command_line.read_options(words, os.environ, groups, plugins.interceptors)
             logs = _open_log(options)
         except ConfigError as error:
-            return self.refuse(error, groups)
+            return self.refuse(_with_faults(error, faults), groups)
         faulthandler.enable()
         try:
             with contextlib.closing(logs):
@@ -104,6 +106,12 @@ class Serve(Command):
                 return run_loop(work)
         finally:
             _flush_output()
+
+
+def _with_faults(error: ConfigError, faults: Sequence[str]) -> ConfigError:
+    """Return ``error`` with the faults of plugins if a flag is unknown: it may be a flag of a broken one."""
+    is_unknown = error.message.startswith("unrecognized option")
+    return command_line.WordError("\n".join((error.message, *faults))) if is_unknown and faults else error
 
 
 def find_plugins(words: Sequence[str]) -> Plugins:

@@ -120,6 +120,14 @@ def test_a_plugin_left_out_adds_no_options(serve: Start, distribute: Distribute)
     assert text.endswith("unrecognized option '--good-colour'\n")
 
 
+def test_a_flag_of_a_broken_plugin_is_refused_with_the_reason(serve: Start, distribute: Distribute) -> None:
+    distribute("good", f"import nowhere\n{GOOD}")
+    code, text = serve("--good-colour=blue").finish()
+    assert code == 1
+    assert "unrecognized option '--good-colour'\nplugin 'good' of " in text
+    assert text.endswith("is broken: ModuleNotFoundError: No module named 'nowhere'\n")
+
+
 def test_a_broken_plugin_stops_no_server_and_is_logged_once(serve: Start, distribute: Distribute) -> None:
     distribute("broken", BROKEN)
     server = serve()

@@ -106,14 +106,17 @@ def read_groups(kinds: Sequence[type[OptionGroup]], words: Sequence[str]) -> tup
     return tuple(_make(kind, values) for kind, values in values_by_kind.items()), rest
 
 
-def complete_groups(kinds: Iterable[type[OptionGroup]], groups: Sequence[OptionGroup]) -> tuple[OptionGroup, ...]:
+def complete_groups(
+    kinds: Iterable[type[OptionGroup]], groups: Sequence[OptionGroup], faults: Sequence[str] = ()
+) -> tuple[OptionGroup, ...]:
     """Return a group of each of ``kinds``: the one in ``groups``, or else one with all defaults. Raises `ConfigError`
-    if ``groups`` has a group that is not in ``kinds``."""
+    if ``groups`` has a group that is not in ``kinds``, with the ``faults`` of plugins."""
     known = tuple(kinds)
     for group in groups:
         if type(group) not in known:
             names = ", ".join(kind.__name__ for kind in known) or "none"
-            raise ConfigError(f"plugin_options: no plugin has the options {type(group).__name__}; there are: {names}")
+            text = f"plugin_options: no plugin has the options {type(group).__name__}; there are: {names}"
+            raise ConfigError("; ".join((text, *faults)))
     by_kind = {type(group): group for group in groups}
     return tuple(by_kind.get(kind) or _make(kind, {}) for kind in known)
 
