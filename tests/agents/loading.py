@@ -47,7 +47,7 @@ def write_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def files_of(directory: Path | str) -> dict[str, bytes]:
-    """Return the contents of the files below ``directory``, which is no error, by their paths."""
+    """Return the contents of the files below ``directory`` by path. Fail if it is an error."""
     assert isinstance(directory, Path), directory
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 

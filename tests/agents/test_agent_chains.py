@@ -1,4 +1,4 @@
-"""Agents in a chain: a model whose archive is encrypted, and whose digest is in the config."""
+"""A chain of agents: a model with an encrypted archive and a digest in its config."""
 
 from __future__ import annotations
 

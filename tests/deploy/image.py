@@ -29,7 +29,7 @@ def why_not() -> str:
 
 
 class Builder:
-    """buildah with a storage of its own in ``folder``."""
+    """buildah with its own storage in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -26,7 +26,7 @@ MODELS = ROOT / "examples/models"
 HEADRACE = Path(sys.executable).with_name("headrace")
 IMAGE = (np.arange(2 * 64).reshape(2, 8, 8) % 17).astype(np.uint8)
 PORTS = [f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")]
-#: What a machine has that knows nothing of this environment.
+#: The environment variables of another machine.
 BARE = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
 
 

@@ -41,7 +41,7 @@ def test_hadolint_finds_no_fault() -> None:
 
 
 def test_every_distribution_can_be_named_in_a_build() -> None:
-    """The build has what `.dockerignore` does not leave out."""
+    """The build context has the files that `.dockerignore` does not exclude."""
     folders = {path.parent.parent.name for path in ROOT.glob("*/[!_]*/pyproject.toml")}
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert len(folders) > 9

@@ -1,5 +1,5 @@
-"""The manifests and the Helm chart: rendered by kubectl and helm, held against the schemas of Kubernetes, and their
-command started."""
+"""The manifests and the Helm chart: rendered by kubectl and helm, validated by the schemas of Kubernetes, and
+started."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Grafana dashboard and the Prometheus alerts, asked of a real Prometheus that reads a real server.
-
-Grafana itself is not there: what it sends to Prometheus is.
-"""
+"""The queries of the Grafana dashboard and the alerts, in a real Prometheus that reads a real server."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 DASHBOARD = json.loads((ROOT / "deploy/grafana/headrace.json").read_text(encoding="utf-8"))
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-#: What this machine cannot show: it has no GPU.
+#: Metrics that need a GPU.
 NEEDS_GPU = "nv_gpu_"
 #: Grafana's variables, as it would replace them.
 VARIABLES = {"$__rate_interval": "1m", "$job": ".+", "$instance": ".+", "$model": ".+"}
@@ -118,7 +115,7 @@ def prometheus(server: Headrace, native: Headrace, tmp_path_factory: pytest.Temp
         assert process.stderr is not None
         try:
             line = next((line for line in process.stderr if "Listening on" in line), "address=none:0")
-            rest = threading.Thread(target=process.stderr.read)  # else the pipe of its log becomes full
+            rest = threading.Thread(target=process.stderr.read)  # otherwise the pipe of its log becomes full
             rest.start()
             port = int(line.rpartition(":")[2])
             ask_until_read(server, port)
@@ -159,7 +156,7 @@ def test_promtool_accepts_the_alerts() -> None:
     assert f"{len(RULES)} rules found" in checked.stdout
 
 
-#: For each alert: 30 minutes of a server that is just not over its limit, and of one that is; a value each 15 s.
+#: For each alert, 30 min of values at its limit and 30 min beyond it, one every 15 s.
 LIMITS: dict[str, Sequence[tuple[str, str, str]]] = {
     "HeadraceDown": [("up{%s}", "1x60 0x2 1x60", "1x60 0x60")],
     "HeadraceRequestsFail": [
@@ -230,14 +227,14 @@ def test_a_panel_shows_what_the_server_exports(prometheus: int, title: str, expr
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
 def test_an_alert_reads_what_the_server_exports(prometheus: int, rule: dict[str, Any]) -> None:
-    """Without its threshold, each has a value."""
+    """Each alert has a value without its threshold."""
     measured = re.sub(r"\s(==|>)\s[\d.e]+\s*$", "", rule["expr"])
     assert measured != rule["expr"], "an alert has a threshold"
     assert bool(query(prometheus, measured)) is (NEEDS_GPU not in measured)
 
 
 def test_a_healthy_server_fires_no_alert(prometheus: int) -> None:
-    """But for the requests with a wrong input, which are half of those of `plain`."""
+    """Half of the requests of `plain` have a wrong input and do not count."""
     assert {found["metric"]["alertname"] for found in query(prometheus, "ALERTS")} <= {"HeadraceRequestsFail"}
 
 

@@ -75,7 +75,7 @@ def test_a_reserved_parameter_is_refused(server: Headrace, path: str) -> None:
 
 
 def test_a_restricted_route_has_no_other_way_in(server: Headrace) -> None:
-    """The same path in other words is refused, or is no path."""
+    """Another spelling of the path is refused, or is no path."""
     url = f"http://127.0.0.1:{server.http}"
     for path in ("/openapi.json", "/openapi/models/m/example.json", "/docs", "/docs/viewer.js"):
         assert httpx.get(url + path).status_code == 403

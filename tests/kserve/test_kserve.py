@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 MANIFESTS = Path(__file__).parents[2] / "deploy/kserve"
-#: What the bodies of the health routes are asked for with.
+#: The headers of requests to the health routes.
 JSON = {"Accept": "application/json"}
 TENSOR = '{{ name: "{}" data_type: TYPE_{} dims: [ -1, 2 ] }}'
-#: An input of each kind that both sides treat in a way of its own.
+#: One input of each kind that client and server treat separately.
 VALUES: dict[str, npt.NDArray[Any]] = {
     "FP32": np.array([[0.5, -1.25], [3e38, 0]], np.float32),
     "INT64": np.array([[2**62, -1]], np.int64),
@@ -53,7 +53,7 @@ def container() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, keep_serving: Callable[..., Headrace]) -> Headrace:
-    """The command of the runtime, for an InferenceService ``digits`` whose storage is one model."""
+    """Return the command of the runtime for an InferenceService ``digits`` with one model."""
     mounted = tmp_path_factory.mktemp("mnt") / "models"
     (mounted / "1").mkdir(parents=True)
     config = 'name: "what KServe does not know"\nbackend: "identity"\n'
@@ -177,7 +177,7 @@ def missing(wanted: Any, found: Any, path: str = "") -> list[str]:
     ],
 )
 def test_every_field_of_the_manifests_exists_in_kserve(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK's types drop what they do not know, so that an unknown field is missing when they are written."""
+    """The SDK's types drop unknown fields, so an unknown field is missing in their output."""
     for each in dir(kubernetes.client.models):
         if each.startswith("V"):  # read as it is: tests/deploy has the schemas of Kubernetes itself
             monkeypatch.setattr(kserve.models, each, object, raising=False)

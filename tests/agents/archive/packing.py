@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import zstandard
 
-#: A member: its name, its content (None for a directory), and what else is set: of a `TarInfo` or a `ZipInfo`.
+#: A member: name, content (None for a directory), and further fields of its `TarInfo` or `ZipInfo`.
 Item: TypeAlias = "tuple[str, bytes | None, Mapping[str, object]]"
 
 

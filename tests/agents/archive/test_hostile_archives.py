@@ -190,7 +190,7 @@ def peak_bytes(act: Callable[[], object]) -> int:
 
 
 def test_headers_take_little_memory(refusal: Refusal) -> None:
-    """A PAX header of 128 MiB, and one that is said to have 8 EiB."""
+    """A PAX header of 128 MiB, and one that declares 8 EiB."""
     huge = tar([("x", b"", {"pax_headers": {"comment": "y" * (32 << 20)}})])
     packed = gzip.compress(huge, 1)
     del huge
@@ -219,7 +219,7 @@ def test_a_zstd_window_is_bounded(refusal: Refusal) -> None:
 
 
 def test_a_sparse_file_is_refused(refusal: Refusal) -> None:
-    """One of 8 GiB in a kilobyte (PAX format 0.1)."""
+    """A sparse file of 8 GiB takes 1 KiB in an archive (PAX format 0.1)."""
     sparse = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(8 << 30), "GNU.sparse.name": "1/w"}
     message = refusal(tar([("1/w", b"x", {"pax_headers": sparse})]))
     assert message.endswith("member '1/w' is no regular file: only files and directories are unpacked")

@@ -1,4 +1,4 @@
-"""Where keys are read, from whom they are kept, and what errors say: never any part of a key."""
+"""Sources of keys, permissions of key files, and errors, which never contain a part of a key."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _install() -> str:
 def redis_program(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the path of ``redis-server``. If it cannot be installed, skip the test; in CI, fail it."""
     with (tmp_path_factory.getbasetemp().parent / "redis.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # pytest's other workers want it, too
+        fcntl.flock(lock, fcntl.LOCK_EX)  # shared by pytest's workers
         wrong = "" if shutil.which(_PROGRAM) else _install()
     found = shutil.which(_PROGRAM)
     if found is not None:
@@ -91,8 +91,7 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 
 class RedisServer:
-    """One that keeps everything in memory, on a port of its own; with ``files`` it speaks TLS only, to clients whose
-    certificate it knows."""
+    """Start a Redis in memory on its own port. With ``files``, it accepts only TLS with a known client certificate."""
 
     def __init__(self, program: str, folder: Path, files: TlsFiles | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

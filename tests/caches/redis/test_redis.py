@@ -23,7 +23,7 @@ CONFIG = """backend: "identity" max_batch_size: 8 response_cache {{ enable: true
 input {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }} output {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }}
 input {{ name: "s" data_type: TYPE_STRING dims: [ 1 ] }} output {{ name: "t" data_type: TYPE_STRING dims: [ 1 ] }}"""
 ASKED = {"x": np.arange(3, dtype=np.float32).reshape(1, 3), "s": np.array([["word"]], np.object_)}
-#: Of the test itself: what only ends what hangs.
+#: The timeout of a test that hangs.
 DEADLINE_S = 90
 
 
@@ -59,7 +59,7 @@ def numbers(server: Server) -> tuple[int, int, int]:
 
 
 def stored_keys(of: RedisServer, count: int) -> list[bytes]:
-    """The keys in Redis, once there are as many: answers are kept behind their callers' backs."""
+    """Wait until Redis has ``count`` keys, and return them. Answers are stored in the background."""
     end = time.monotonic() + DEADLINE_S
     while len(found := of.client.keys()) != count:
         assert time.monotonic() < end, f"{len(found)} answers are in Redis, and not {count}"
@@ -120,7 +120,7 @@ def test_entries_written_by_others_are_not_trusted(tmp_path: Path, redis_server:
         redis_server.client.set(key, planted)
         np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
         assert numbers(server) == (0, 2, 1)
-        # The cache itself goes on: one wrong entry costs no other request its answer.
+        # The cache stays in use: a wrong entry affects no other request.
         other = {name: value[::-1] for name, value in ASKED.items()} | {"x": ASKED["x"] + 1}
         server.infer("m", other)
         stored_keys(redis_server, 2)
@@ -140,7 +140,7 @@ def test_a_crashed_redis_loses_only_cached_answers_and_may_restart(
             np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
         hits, misses, failures = numbers(server)
         assert (hits, misses) == (0, 21)
-        assert 1 <= failures < 20  # it is left alone meanwhile
+        assert 1 <= failures < 20  # no request is sent to it in this time
         redis_server.start()
         end = time.monotonic() + DEADLINE_S
         while not numbers(server)[0]:
@@ -190,7 +190,7 @@ def test_a_full_redis_still_answers_stored_entries(
         stored_keys(redis_server, 1)
         redis_server.client.config_set("maxmemory", 1)
         end = time.monotonic() + DEADLINE_S
-        while not numbers(server)[2]:  # what cannot be kept is counted behind the callers' backs
+        while not numbers(server)[2]:  # failed stores are counted in the background
             assert time.monotonic() < end
             server.infer("m", {**ASKED, "x": np.full((1, 3), 7, np.float32)})
         until_it_answers(server)

@@ -158,7 +158,7 @@ def test_wrong_text_in_a_csv_is_the_error_of_its_row(tmp_path: Path) -> None:
 def test_a_line_of_a_csv_with_other_columns_is_the_error_of_its_row(
     tmp_path: Path, expected: Array, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also at the edges of the file, of chunks and of the blocks that are parsed at a time; empty lines are no rows."""
+    """Also at the ends of the file, of chunks and of parsed blocks. Empty lines are no rows."""
     source = write(tmp_path / "in.csv", IMAGES[:300])
     lines = source.read_bytes().splitlines()
     short, more, text = (b"row", "has 1 values"), (b",1", "has 66 values"), (b"\xff", "column 'id': 'utf-8' codec")
@@ -247,7 +247,7 @@ class TritonPythonModel:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the model `texts`, which says them in capitals; by default without a batch axis."""
+    """Write the model `texts`, which returns texts in capitals (default: without a batch axis)."""
 
     def make(max_batch_size: int = 0, isolation: str = "thread") -> Path:
         folder = tmp_path / "models/texts/1"

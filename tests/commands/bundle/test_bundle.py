@@ -59,7 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a small program; `nox -s edge` makes those of the server."""
+    """A bundle of a small program. `nox -s edge` tests bundles of the server."""
     folder = tmp_path_factory.mktemp("made")
     wheel = folder / "headrace-1.0-py3-none-any.whl"
     files = {
@@ -79,7 +79,7 @@ def archive(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: Path, *words: str) -> Any:
-    """Return what the small program prints, on a machine that knows nothing of this environment."""
+    """Return the output of the small program, run without this environment."""
     environ = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
     done = subprocess.run([program, *words], env=environ, cwd="/", capture_output=True, text=True, check=True)
     return json.loads(done.stdout)

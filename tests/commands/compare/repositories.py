@@ -1,4 +1,4 @@
-"""Two repositories with the same models, each changed in one way in the second."""
+"""Two repositories with the same models. Each model has one change in the second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ parameters {{ key: "isolation" value {{ string_value: "thread" }} }}
 """
 _FIRST = {"body": "out = given * np.float32(2)", "rows": 0, "dims": 4, "out": "OUT", "out_type": "FP32", "more": ""}
 _FAILS = 'raise pb_utils.TritonModelException("{}")'
-#: What is other in the second repository, by the model. ``same`` is the same in both.
+#: The change of each model in the second repository. ``same`` has none.
 CHANGED: Mapping[str, Mapping[str, object]] = {
     "same": {},
     "values": {"body": "out = given * np.float32(2); out[2] += np.float32(0.5); out[3] += np.float32(7)"},

@@ -1,4 +1,4 @@
-"""``headrace compare``: two real servers whose models differ, each in one way; and bad files and addresses."""
+"""``headrace compare`` of two real servers whose models differ in one way each. Also bad files and addresses."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ output { name: "b" data_type: TYPE_BOOL dims: 1 }
 """
 
 
-#: A backend that prints, and refuses the models whose name begins with "broken".
+#: A backend that prints, and refuses models with the prefix "broken".
 BACKEND = """
 import os
 from headrace import Backend, Instance, LoadError, hookimpl

@@ -176,7 +176,7 @@ def test_a_missing_scheduler_is_named_and_the_rest_is_checked(
 
 
 def test_a_missing_backend_does_not_hide_config_errors(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The backend might have filled in the data type, so its absence is no problem here."""
+    """The backend might have completed the data type, so its absence is no problem."""
     write(repository, "bad", 'input { name: "x" data_type: TYPE_FP32 dims: 0 }\nbackend: "dali"')
     _, found = check(capsys, str(repository))
     assert [(line, column, field) for line, column, field, _ in placed(found["bad"])] == [

@@ -1,4 +1,4 @@
-"""The pictures of ensembles: what stands in which level, and that a file is a drawing of all of it."""
+"""Drawings of ensembles: the levels of steps, and the SVG file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The output of ``headrace explain`` for an answer of a server. ``tests/protocol/test_explain.py`` asks real
-servers."""
+"""The output of ``headrace explain`` for a response. ``tests/protocol/test_explain.py`` uses real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``headrace check --security``: what it tells is what a running server does, for each operation and each caller."""
+"""``headrace check --security`` agrees with a running server for each operation and caller."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 CONFIG = """backend: "identity" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }
 """
-#: What a caller is told who may not do an operation, beside 401 and 403.
+#: The outcomes of a refused operation, besides 401 and 403.
 REFUSALS = ("This protocol is restricted", "explicit model load / unload is not allowed", "shared memory is disabled")
-#: The operations that this test asks over HTTP, with their methods and paths.
+#: The methods and paths of the operations that this test requests over HTTP.
 ASKED = {name: place for name, place in PATHS.items() if name not in ("own", "generate")} | {
     "generate": ("POST", "/v2/models/m/generate"),
     "traffic": ("GET", "/v2/models/m/traffic"),
@@ -257,7 +257,7 @@ def test_a_host_without_a_handshake_limit_is_named(models: str) -> None:
         assert ("the number of TLS handshakes" in line.who) is is_reported
 
 
-#: By backend, configs whose models run code of their files, and what that is.
+#: Configs by backend whose models run code of their files, and that code.
 CODE = {
     "python": [("", "model.py"), ('default_model_filename: "a.py"', "a.py")],
     "pytorch": [

@@ -30,7 +30,7 @@ def test_a_model_that_does_not_load_or_warm_up_is_a_problem(
     (problem,) = found["cold"]["problems"]
     assert (problem["field"], problem["line"]) == ("model_warmup", 5)
     assert "failed to run warmup sample 'w'" in problem["message"]
-    # What models print is not among the reports, wherever they print it.
+    # Output of models is never among the reports.
     assert "printed by warm" in stderr
     assert "written to stdout" in stderr
 

@@ -1,4 +1,4 @@
-"""Deployments written after public ones: what ``headrace migrate`` says of them, and which lines it changes.
+"""``headrace migrate`` on deployments like public ones: its findings, and the lines that it changes.
 
 The oracles are the rules of the server's own command line, PyYAML's loader, and the texts byte for byte.
 """
@@ -86,7 +86,7 @@ CHANGES = {
         + acme/headrace:1 tritonserver --model-repository=/models \\""",
     "entry.sh": "",
 }
-#: What is said beside "as it is": the beginning of the name, and the verdict.
+#: The expected findings besides "as it is": the start of the name, and the verdict.
 SAID = {
     "deployment.yaml": "--model-repository=s3 needs|--model-namespacing not there|--http-thread-count differs|"
     "LD_PRELOAD differs|curl differs|nvidia.com/gpu needs",
@@ -211,7 +211,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:24.04-py3"
     ],
 )  # fmt: skip
 def test_entrypoint_and_cmd_are_read_as_docker_runs_them(lines: str, expected: dict[str, str], new: str | None) -> None:
-    """Docker's Dockerfile reference, "Understand how CMD and ENTRYPOINT interact". Empty: nothing is said of it."""
+    """Docker's Dockerfile reference, "Understand how CMD and ENTRYPOINT interact". Empty: no finding."""
     report = migrated(f"FROM {TRITON} AS below\n" + lines.replace("|", "\n") + "\n")
     findings = {each.name: f"{each.verdict.value}: {each.detail}" for each in report.findings}
     for name, words in expected.items():
@@ -278,7 +278,7 @@ def test_tritons_openai_frontend(words: str, expected: dict[str, str], new: str)
 
 
 def test_a_command_as_a_list_is_not_replaced() -> None:
-    """The new command has another number of words: it is said, and the list stays."""
+    """A new command with another number of words is reported, and the list stays."""
     lines = f'FROM {TRITON}\nCMD ["python3", "openai_frontend/main.py", "--model-repository", "/m"]\n'
     report = migrated(lines)
     assert report.new == lines.replace(TRITON, "acme/headrace:1")
@@ -290,7 +290,7 @@ def test_a_command_as_a_list_is_not_replaced() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--model-repo=/m", {"--model-repo=/m": "as it is"}),  # a prefix, as getopt_long takes it
+        ("--model-repo=/m", {"--model-repo=/m": "as it is"}),  # a prefix, which getopt_long accepts
         ("--model-repository /m --id x", {"--model-repository /m": "as it is", "--id x": "as it is"}),
         ("--model-repository=/m --colour=red", {"--colour=red": "not there"}),
         ("--model-repository=/m --model=1", {"--model=1": "not there"}),

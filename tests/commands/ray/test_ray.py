@@ -1,4 +1,4 @@
-"""What a replica does, without Ray; tests/ray has a cluster."""
+"""A replica without Ray. tests/ray has a cluster."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_wrong_address_is_refused_at_once(
 
 
 class Loading(Replica):
-    """A replica that writes down what it is asked to load."""
+    """A replica that records the models that it should load."""
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)

@@ -154,7 +154,7 @@ def test_systemd_opens_only_ports_of_the_server() -> None:
 
 @contextmanager
 def manager(path: Path) -> Iterator[socket.socket]:
-    """What systemd is for a service: the receiver of its datagrams."""
+    """Receives the datagrams of a service as systemd does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(path))
         receiver.settimeout(30)

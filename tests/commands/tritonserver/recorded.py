@@ -18,7 +18,7 @@ from typing import Any
 
 RECORD = Path(__file__).with_name("flags.json")
 HELP = Path(__file__).with_name("help.json")
-#: The words of each case, with what Triton says to them.
+#: The arguments of each case, with Triton's output.
 CASES: list[dict[str, Any]] = json.loads(RECORD.read_text()) if RECORD.exists() else []
 
 BOOLEANS = """
@@ -130,7 +130,7 @@ def usage_text(program: str) -> str:
 
 
 def record(program: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return what the program says: its exit code, and what it prints before and after its usage."""
+    """Return the exit code of the program, and its output before and after its usage."""
     with tempfile.TemporaryDirectory() as folder:
         running = subprocess.Popen(
             [program, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

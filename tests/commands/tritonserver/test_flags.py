@@ -19,15 +19,15 @@ USAGE = "Usage: tritonserver [options]\n"
 #: What Triton accepts, and Headrace refuses: negative ports, of which Triton opens others or none; a cache and memory
 #: of a negative size; a resource without a name; and a second cache, which Triton refuses when it creates the server.
 REFUSED = re.compile(r"=(:1|0:-1)$|-port=-1$|^--response-cache-byte-size=-1$|^--cache-config=redis")
-#: What is accepted with a warning of Headrace.
+#: Flags that are accepted with a warning of Headrace.
 CHANGED = re.compile(r"=(5x|1\.5)$|-(age|age-grace|pool-byte-size|buffer-manager-thread-count)=-1$")
-#: What Headrace has more than Triton.
+#: Flags that Triton does not have.
 MORE = "--log-format=json"
 #: Errors that do not show the value of a restriction, which is a secret.
 SECRET = re.compile(r"^--(http-restricted-api|grpc-restricted-protocol)=.*:")
 #: Errors that Triton finds when it creates the server, without its usage.
 LATER = ("--host-policy=gpu_0,colour=red", "--model-load-gpu-limit=0:1.5", "--model-load-gpu-limit=0:-1")
-#: What the distributions of these flags check, and command lines with a repository.
+#: Flags that other distributions check, and command lines with a repository.
 ELSEWHERE = re.compile(r"^--(trace-|model-repository=|model-store=)")
 
 
@@ -77,7 +77,7 @@ def test_a_command_line_is_accepted_or_refused_as_by_triton(
 
 
 def getopt(text: str) -> str:
-    """Return the error in a word without what Headrace says in more words: its own flags, the nearest one."""
+    """Return the error without Headrace's additions: its own flags and the nearest flag."""
     line = next((line for line in text.splitlines() if line.startswith("tritonserver: ")), "")
     short = re.sub(r"invalid option -- '(.)'", r"unrecognized option '-\1'", line)  # Headrace has no short flags but -h
     return re.sub(r"=1'$|'$|'?; (possibilities: |did you mean ).*", "", "" if "'-h'" in short else short)

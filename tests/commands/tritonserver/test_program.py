@@ -1,4 +1,4 @@
-"""The program as scripts use it: started, waited for, asked, stopped (docs/spec/behaviours.md section 8)."""
+"""The program as scripts use it: start, wait, request, stop (docs/spec/behaviours.md section 8)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CONTAINED = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-
 
 
 class Program:
-    """A running ``tritonserver`` whose stderr goes to a file. ``under`` are the words of a program that starts it."""
+    """A running ``tritonserver`` with stderr in a file. ``under`` is the command that starts it."""
 
     def __init__(self, log: Path, *words: str, under: Sequence[str] = ()) -> None:
         self.log, self.ports = log, [free_port() for _ in range(3)]
@@ -185,7 +185,7 @@ def test_the_ports_open_when_the_models_are_loaded(start: Callable[..., Program]
     gate.touch()
     program.wait_for("Started Metrics Service at")
     assert program.listens() == [True, True, True]
-    # A script that has waited for live asks at once.
+    # A script that has waited for live sends a request at once.
     assert ask(program.ports[0], "/v2/health/live")[0] == 200
     assert ask(program.ports[0], "/v2/models/late/infer", BODY)[0] == 200
     program.popen.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The page that talks to a model, in a real Chromium, against a real server. The models play what they are told."""
+"""The chat page in a real Chromium with a real server. The models return their input."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, server: Headrace, key: tuple[Path, str]) -> Iterator[Open]:
-    """Opens the page with a key. At the end, no script may have failed, and nothing may have been asked of others."""
+    """Open the page with a key. At the end, no script may have failed, and no other server may have got a request."""
     context = browser.new_context()
     wrong: list[str] = []
 
@@ -80,7 +80,7 @@ def say(page: Page, text: str) -> None:
 
 
 def response_parameters(page: Page, number: int) -> Any:
-    """Return what the model was given, as its answer ``number`` says."""
+    """Return the model's input, from its answer ``number``."""
     answers = page.locator("article.assistant")
     expect(answers).to_have_count(number)
     expect(page.get_by_role("button", name="Send")).to_be_visible()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[3] / "examples/models"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-#: The name of a model is text for a browser, whatever it is.
+#: A model name with markup, which the browser must show as text.
 MARKUP = "<img src=x onerror=alert(1)>"
 CONFIG = """
 backend: "identity" max_batch_size: 4
@@ -34,7 +34,7 @@ backend: "identity" input [{ name: "n" data_type: TYPE_INT64 dims: 2 }, { name: 
 output [{ name: "n" data_type: TYPE_INT64 dims: 2 }, { name: "x" data_type: TYPE_FP32 dims: 1 }]
 """
 APART = CONFIG + 'parameters { key: "isolation" value { string_value: "process" } }'
-#: What the page shows in place of no number.
+#: The text of the page for a missing number.
 NONE = "\N{EN DASH}"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
@@ -70,7 +70,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[[Headrace], Page]]:
-    """Opens the dashboard. At the end, no script may have failed, and nothing may have been asked of other servers."""
+    """Open the dashboard. At the end, no script may have failed, and no other server may have got a request."""
     context = browser.new_context()
     wrong: list[str] = []
 
@@ -200,7 +200,7 @@ def test_the_form_sends_the_request_of_the_stock_client(
     server: Headrace, open_page: Callable[[Headrace], Page], tmp_path: Path
 ) -> None:
     page = open_page(server)
-    # By the keyboard alone: the first link, then the filter, then the models in the order of their names.
+    # Keyboard order: the first link, the filter, the models by name.
     page.get_by_label("Filter").focus()
     for _ in range(20):
         page.keyboard.press("Tab")

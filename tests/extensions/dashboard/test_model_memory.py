@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 class Process:
-    """An executor whose process is measured in 11 ms of CPU, which is longer than one pass may take."""
+    """An executor whose measurement takes 11 ms of CPU, longer than one pass may take."""
 
     def __init__(self, size: int, runs_on: str = "process") -> None:
         self.size, self.runs_on, self.measured = size, runs_on, 0

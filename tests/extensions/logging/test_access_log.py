@@ -70,7 +70,7 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def lines_of(wait_until: Callable[..., None]) -> Callable[[Path, int], list[str]]:
     def read(path: Path, count: int) -> list[str]:
-        """The lines of ``path``, when there are ``count``, without those of the test that waits until all is ready."""
+        """Wait until ``path`` has ``count`` lines, and return them without those of readiness checks."""
 
         def found() -> list[str]:
             *lines, _ = path.read_text().split("\n")
@@ -308,12 +308,12 @@ def test_the_queue_is_bounded_and_drops_are_recorded(
 ) -> None:
     path, reader = pipe
     lines = LineFile(str(path), TextLines(), "access log", "--access-log-file")
-    count = MAX_WAITING + 3000  # the pipe holds 64 KiB, and the thread has 512 more in its hands
+    count = MAX_WAITING + 3000  # the pipe takes 64 KiB, and the thread has 512 records
 
     async def fill() -> None:
         for _ in range(MAX_WAITING + 1000):
             lines.add(RECORD)
-        while lines.add == lines._waiting.append:  # until it is seen how many wait
+        while lines.add == lines._waiting.append:  # until the number of waiting ones is checked
             await asyncio.sleep(GATHER_S / 10)
         for _ in range(2000):
             lines.add(RECORD)

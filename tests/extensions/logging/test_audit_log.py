@@ -1,4 +1,4 @@
-"""The audit log: what changes something, who is refused, floods, hostile texts, and files that are full or moved."""
+"""The audit log: changes, refusals, floods, hostile texts, and full or moved files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES = {
     "config": json.dumps({"backend": "identity", "parameters": {"api_key": {"string_value": "s3cret"}}}),
     "file:1/model.py": base64.b64encode(CODE).decode(),
 }
-#: Each category that changes something needs a key of its own, but for loads.
+#: Each category of changes, except loads, needs its own key.
 RESTRICTED = "--http-restricted-api=trace,inference:x-key=s3cret"
 
 
@@ -216,7 +216,7 @@ def test_a_flood_of_refusals_is_bounded_and_counted(
 def test_lines_of_plugins_are_recorded_from_any_thread(
     tmp_path: Path, wait_until: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A changed access file, a new certificate: no caller has asked for it."""
+    """For example a changed access file or a new certificate, which no caller has requested."""
     path, repository = tmp_path / "audit.log", tmp_path / "models"
     repository.mkdir()
     options = AuditLogOptions(file=str(path))
@@ -267,7 +267,7 @@ def test_an_allowance_is_a_rate_with_a_burst() -> None:
 
 @pytest.fixture
 def full(tmp_path: Path) -> AuditLog:
-    """An audit log whose file has 3 MiB, where refusals may have 1 MiB, and operations twice as much."""
+    """An audit log with a file of 3 MiB, where the limit is 1 MiB for refusals and 2 MiB for operations."""
     path = tmp_path / "audit.log"
     path.write_bytes(b"x" * (3 << 20))
     return AuditLog(ServerOptions(plugin_options=(AuditLogOptions(file=str(path), size=1),)))

@@ -59,7 +59,7 @@ def post(port: int, body: Any) -> tuple[int, dict[str, Any]]:
     return answer.status_code, answer.json()
 
 
-#: What Triton 2.51 answers, in this order. For a change that is taken, the settings that then differ from the start.
+#: Triton 2.51's answers in this order. For an accepted change: the settings that then differ from the start.
 RECORDED: list[tuple[Any, int, Any]] = [
     ({}, 200, {}),
     ({"log_info": False}, 200, {"log_info": False}),

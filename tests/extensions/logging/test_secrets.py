@@ -19,7 +19,7 @@ from headrace_cli import main
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
-#: All secrets begin with it. So does what is found of them in base64.
+#: The prefix of all secrets, plain and in base64.
 MARK = "S3CRET"
 CONFIG = f"""backend: "identity" max_batch_size: 8
 input {{ name: "x" data_type: TYPE_FP32 dims: -1 }} output {{ name: "y" data_type: TYPE_FP32 dims: -1 }}

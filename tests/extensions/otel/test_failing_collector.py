@@ -1,4 +1,4 @@
-"""Collectors that are gone, hang, refuse, ask for a pause, or answer far too much: nothing piles up, all is counted."""
+"""Absent, hanging, refusing, pausing and flooding collectors: queues stay bounded, and drops are counted."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_hanging_or_absent_collector_times_out(own: Collector, protocol: str) 
 
 
 def test_a_collector_that_answers_byte_by_byte_times_out() -> None:
-    """Each byte comes in time, and the head of the answer never ends."""
+    """Each byte arrives in time, but the head of the answer never ends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
@@ -174,7 +174,7 @@ def test_a_collector_over_tls_is_verified_by_its_certificate(tmp_path: Path, pro
 
 
 def test_records_wait_for_a_collector_and_none_is_lost(own: Collector) -> None:
-    """The first message is refused, so it is sent again after the pause, and those behind it follow."""
+    """The first message is refused, so it is sent again after the pause, before the others."""
     own.status, own.headers = 503, {"Retry-After": "1"}
     queue = RecordQueue()
     lines = LogLines(queue)

@@ -34,7 +34,7 @@ def starts(message: ExportMetricsServiceRequest) -> list[int]:
 
 
 def test_a_reset_counter_has_a_new_start_time() -> None:
-    """A model that is loaded again counts from zero. One that is loaded later begins between two exports."""
+    """A reloaded model counts from zero. A later loaded model starts between two exports."""
     messages = MetricMessages(Resource(), 100, is_exponential=False)
     start_times = [starts(read(list(messages.write([counter(*values)], now)))[0])
             for now, values in ((200, [5]), (300, [6, 0]), (400, [2, 1]), (500, [2, 1]))]  # fmt: skip
@@ -75,7 +75,7 @@ def test_summaries_gauges_and_unknown_families() -> None:
 
 
 class Hanging:
-    """A delivery that takes nothing until it is told to."""
+    """A delivery that is blocked until the test releases it."""
 
     def __init__(self) -> None:
         self.may_go, self.has_begun = threading.Event(), threading.Event()
@@ -93,7 +93,7 @@ class Hanging:
 
 
 def test_while_one_export_hangs_no_other_starts() -> None:
-    """The values of the last one, at the end, are those of the end: nothing was kept of those between."""
+    """The last export has the final values: values in between were not stored."""
     delivery, reads = Hanging(), 0
 
     def read_metrics() -> list[Metric]:

@@ -1,4 +1,4 @@
-"""Real servers that send metrics and records, compared with what their own metrics page says at the same time."""
+"""Metrics and records of real servers, compared with their metrics page at the same time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOVES = ("nv_cpu_", "headrace_memory_", "headrace_otel_", "headrace_trace", "nv_
 
 
 def page_series(server: Headrace) -> dict[Any, Any]:
-    """Return the series of the page as those of the collector: count and sum of a histogram."""
+    """Return the series of the page in the collector's form: count and sum of a histogram."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.ports['Metrics Service']}/metrics", timeout=20) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     found: dict[Any, Any] = {}
@@ -87,7 +87,7 @@ def test_every_series_of_the_page_arrives_with_its_value(served: tuple[Headrace,
     collector.wait_for(is_there)
     found = series(collector.metrics)
     assert {name for name, _ in found} >= {"nv_cpu_utilization", "nv_pinned_memory_pool_total_bytes"}
-    # The server of the other parameter may send beside this one.
+    # The server of the other parameter may send at the same time.
     sent = [values(message.resource_metrics[0].resource.attributes) for message in tuple(collector.metrics)]
     attributes = [each for each in sent if each["process.pid"] == server.process.pid][-1]
     assert attributes["service.name"] == "mine"
@@ -170,7 +170,7 @@ def test_lines_of_the_log_arrive_with_severity_and_place(served: tuple[Headrace,
 
 
 def test_workers_have_distinct_instance_ids(serve: Callable[..., Headrace], models: Path) -> None:
-    """Their series are distinct: the sum over the instances is what the page says."""
+    """Their series are distinct: the sum over the instances equals the page."""
     with collecting() as collector:
         server = serve(
             f"--model-repository={models}", "--workers=2", "--otel-metrics=true", f"--otel-endpoint={collector.http}",

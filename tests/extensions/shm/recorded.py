@@ -1,9 +1,9 @@
 """The questions of ``shm.json``, and how it is recorded from a real Triton.
 
 ``python -m tests.extensions.shm.recorded DIRECTORY`` writes the repository, ``tritonserver
---model-repository=DIRECTORY`` serves it, and ``python -m tests.extensions.shm.recorded HTTP_PORT GRPC_PORT`` asks.
-The questions are asked in their order: later ones find the regions that earlier ones have registered. ``KEY`` stands
-for the key of a segment of `Segments`, without the leading slash.
+--model-repository=DIRECTORY`` serves it, and ``python -m tests.extensions.shm.recorded HTTP_PORT GRPC_PORT`` sends
+them. The order matters: later requests use regions that earlier ones have registered. ``KEY`` stands for the key of a
+segment of `Segments`, without the leading slash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace import grpc_service_pb2 as pb
 
 RECORD = Path(__file__).with_name("shm.json")
 QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text()) if RECORD.exists() else []
-#: What is recorded. Where Headrace answers something else, the question has that as ``ours``, and ``why``.
+#: The record. Where Headrace's answer differs, the entry has it as ``ours``, with the reason as ``why``.
 ANSWER = ("status", "type", "answer", "written")
 SIZE = 8192
 #: Model, type and backend of Headrace for the same config.

@@ -103,7 +103,7 @@ def test_inputs_and_outputs_are_on_a_gpu(serve: Callable[..., Headrace], tmp_pat
 
 
 class CountingDriver(CudaLibrary):
-    """Counts how often its only allocation, of 64 bytes, is open. Takes the place of a driver where there is no GPU."""
+    """Replaces the driver without a GPU. Counts the openings of its only allocation, of 64 bytes."""
 
     def __init__(self) -> None:
         self.opened = 0
@@ -155,7 +155,7 @@ class Elsewhere(PlayedDeviceTensor):
 
 
 class Doubled(Instance):
-    """Doubles ``x`` where it lies."""
+    """Doubles ``x`` in place."""
 
     takes_device_tensors = True
     kind: type[PlayedDeviceTensor] = PlayedDeviceTensor

@@ -123,7 +123,7 @@ def test_a_segment_that_shrinks_under_a_model_is_an_error_and_the_process_lives(
 def test_a_segment_lost_only_in_the_process_is_an_error(
     server: Headrace, gate: Gate, wait_until: Callable[..., None]
 ) -> None:
-    """The segment has its old size again when the server reads it."""
+    """The segment has its old size again before the server reads it."""
     expected = np.ones(COUNT, np.float32)
     with segment(2 * SIZE, expected.tobytes()) as (key, descriptor), ThreadPoolExecutor(1) as pool:
         assert register(server.http, "r", key, 2 * SIZE)[0] == 200

@@ -235,7 +235,7 @@ def type_name(array: Any) -> str:
 
 
 def _round_trip(client: Any, module: Any, array: Any, name: str) -> tuple[Any, Any, Any]:
-    """Return input, output and handle of a request whose tensors lie in one new region, the output from 65536 on."""
+    """Return input, output and handle of a request with tensors in one new region, the output at offset 65536."""
     kind = type_name(array)
     handle = client_shm.create_shared_memory_region(name, f"/{name}_{os.getpid()}", 262144 + 65536)
     matrix = array.reshape(3, 8)
@@ -322,7 +322,7 @@ def test_the_asyncio_client_and_streams_have_regions(
 def test_nothing_outside_a_region_is_read_or_written(
     serve: Callable[..., Headrace], repository: Path, protocol: str
 ) -> None:
-    """Two regions in the middle of a segment; everything else of it is canaries. Oracle: arithmetic in Python."""
+    """Two regions in the middle of a segment that is otherwise canaries. Oracle: arithmetic in Python."""
     server = serve(f"--model-repository={repository}", ALLOW)
     dice = random.Random(7)
     canary = b"\xa5" * 65536
@@ -721,7 +721,7 @@ def test_inputs_of_fixed_size_are_not_copied_and_strings_are(repository: Path) -
 
 
 def test_an_output_that_is_too_large_keeps_no_region(repository: Path) -> None:
-    """Without a collection of garbage: the error and its frames must not keep each other."""
+    """Without a garbage collection: the error and its frames must not form a cycle."""
     with serve_here(repository, listen=True, allow_client_shm=True) as server, segment(8192) as (key, _):
         tensor, wanted = tritonclient.grpc.InferInput("x", [8], "FP32"), tritonclient.grpc.InferRequestedOutput("y")
         tensor.set_shared_memory("r", 32)

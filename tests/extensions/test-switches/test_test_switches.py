@@ -139,7 +139,7 @@ def test_each_response_of_a_stream_is_delayed_and_so_is_its_end(
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_cancellation_is_delayed(served: Served, host: str, wait_until: Callable[..., None]) -> None:
-    """What is cancelled while it waits runs after all, if the delay of the cancellation is longer."""
+    """A cancelled waiting request still runs if the delay of the cancellation is longer."""
     server, client = served(
         host, **{f"{GRPC}NOTIFICATION": "30000", f"{GRPC}ENQUEUE": "30000", "TRITONSERVER_DELAY_SCHEDULER": "2"}
     )

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry on a port of its own, over HTTP, which keeps the spans that it gets."""
+"""A collector of OpenTelemetry over HTTP on its own port, which stores its spans."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Collector:
             self._changed.notify_all()
 
     def wait_for(self, count: int, timeout_s: float = 60) -> list[ReceivedSpan]:
-        """Return the spans when there are ``count``."""
+        """Wait for ``count`` spans, and return them."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.spans) >= count, timeout_s), self.spans
             return list(self.spans)

@@ -1,4 +1,4 @@
-"""A server that traces to a file, with one model that takes no process, or with those of the recorded Triton."""
+"""A server that traces to a file, with one model without a process, or with the models of the recorded Triton."""
 
 from __future__ import annotations
 

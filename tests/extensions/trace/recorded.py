@@ -2,8 +2,8 @@
 
 ``python -m tests.extensions.trace.recorded DIRECTORY`` writes the repository, ``tritonserver
 --model-repository=DIRECTORY --trace-config=triton,file=/tmp/tr/t.json --trace-config=level=OFF`` serves it, and
-``python -m tests.extensions.trace.recorded HTTP_PORT GRPC_PORT`` asks. ``triton.json`` is a trace file of that server,
-one record a line: `TRACE_ALL` is set, then `infer_all` sends its requests.
+``python -m tests.extensions.trace.recorded HTTP_PORT GRPC_PORT`` sends the requests. ``triton.json`` is a trace file of
+that server, one record a line: `TRACE_ALL` is set, then `infer_all` sends its requests.
 """
 
 from __future__ import annotations

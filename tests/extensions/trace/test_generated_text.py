@@ -1,4 +1,4 @@
-"""What a trace has of a model that generates text."""
+"""Traces of a model that generates text."""
 
 from __future__ import annotations
 

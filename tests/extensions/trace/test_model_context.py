@@ -1,4 +1,4 @@
-"""The trace context inside Python models, in the server's process and in one of their own."""
+"""The trace context in Python models, in the server's process and in their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing in a program that has a server of its own, without ports; and a file that the system cuts off."""
+"""Tracing in a program with an embedded server without ports. And a file that the system truncates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace settings over HTTP and gRPC, beside what a real Triton has answered."""
+"""The trace settings over HTTP and gRPC, compared with the answers of a real Triton."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RECORDED = json.loads(RECORD.read_text())
 WHOLE, ADDS = "/v2/trace/setting", "/v2/models/adds/trace/setting"
-#: What a caller may change.
+#: The settings that a caller may change.
 CLEARED = ("trace_level", "trace_rate", "trace_count", "log_frequency")
 START = {
     "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_mode": "triton",
@@ -74,7 +74,7 @@ def test_grpc_answers_as_triton_does(server: Headrace, trace_file: Path) -> None
         assert [model, settings, *call(server.grpc, model, settings)] == expected
 
 
-#: What Triton 2.51 answers in this order, beside the settings: a server whose level is on can not have rate 0.
+#: Triton 2.51's answers in this order: with a level, the rate cannot be 0.
 ZERO = {"error": "Attempting to set invalid trace setting :sample rate must be non-zero"}
 RATES: list[tuple[str, Any, int]] = [
     ("/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]}, 200),
@@ -93,7 +93,7 @@ def test_a_level_needs_a_rate(server: Headrace) -> None:
         assert (found, answer == ZERO) == (status, status == 400), (path, body)
 
 
-#: What Triton 2.51 answers in this order: inferences of ``adds``, then a change or a look, then rate and count.
+#: Triton 2.51's answers in this order: inferences of ``adds``, then a change or a read, then rate and count.
 COUNTS: list[tuple[int, str, Any, str, str]] = [
     (0, WHOLE, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "5"}, "1", "5"),
     (2, WHOLE, None, "1", "3"),

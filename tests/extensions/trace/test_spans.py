@@ -1,4 +1,4 @@
-"""OpenTelemetry: the spans that a collector gets, beside those of a real Triton, and collectors that misbehave."""
+"""OpenTelemetry: the spans of a collector, compared with a real Triton's. And misbehaving collectors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def post(server: Headrace, model: str = "adds", **headers: str) -> None:
 
 
 def summary(spans: Sequence[ReceivedSpan]) -> list[Any]:
-    """What spans tell, without ids and times: name, parent, attributes, events."""
+    """Return spans without ids and times: name, parent, attributes, events."""
     names = {span.id: span.name for span in spans}
     found = []
     for span in spans:
@@ -213,7 +213,7 @@ def test_a_collector_that_refuses_spans_fails_no_request(
     url = "http://127.0.0.1:1/v1/traces" if kind == "gone" else collector.url
     server = start_for(url, "rate=1")
     infer_adds(server.http)
-    if kind == "rubbish":  # the status says that it took them
+    if kind == "rubbish":  # the status means that it accepted them
         assert collector.wait_for(1)
     else:
         server.wait_for_line("traces for the collector are dropped")

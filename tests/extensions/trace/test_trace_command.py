@@ -1,4 +1,4 @@
-"""``headrace trace``: on the file of a real Triton, whose times are known, and on files that are none."""
+"""``headrace trace`` on a file of a real Triton with known times, and on malformed files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace files, beside those of a real Triton for the same requests."""
+"""Trace files, compared with those of a real Triton for the same requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 TRITONS = json.loads(Path(__file__).with_name("triton.json").read_text())
-#: Order of the events of a request, as far as one follows from the other.
+#: The order of the events of a request.
 ORDER = (
     "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END",
     "COMPUTE_OUTPUT_START", "COMPUTE_END", "INFER_RESPONSE_COMPLETE", "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
@@ -54,7 +54,7 @@ def stamps(records: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def summary(records: list[dict[str, Any]]) -> list[Any]:
-    """What a file tells of each request, without ids and times: model, whose part it is, events and tensors."""
+    """Return each request of a file without ids and times: model, parent, events and tensors."""
     calls = by_id(records)
     found = []
     for call in calls.values():

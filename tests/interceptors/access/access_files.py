@@ -149,7 +149,7 @@ def token(
     signs: str = "",
     **claims: Any,
 ) -> str:
-    """Return a token that is right unless ``claims`` or ``header`` say otherwise. ``signs`` is its real algorithm."""
+    """Return a token with ``claims`` and ``header`` in place of valid ones. ``signs`` is its real algorithm."""
     head = {"alg": algorithm, "typ": "JWT", "kid": "k1", **(header or {})}
     body = {"iss": ISSUER, "aud": "headrace", "sub": "alice", "exp": int(time.time()) + 60, **claims}
     signed = ".".join(

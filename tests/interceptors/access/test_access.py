@@ -84,7 +84,7 @@ MAY = [
 def test_a_rule_allows_operations_on_models(path: Path, operation: Any, model: str, may: bool) -> None:
     key = make(path, tenant=TENANT)["tenant"]
     access = access_of(path)
-    for _ in range(2):  # the second decision is a kept one
+    for _ in range(2):  # the second decision is cached
         if may:
             assert ask(access, key, operation, model).principal == "tenant"
         else:
@@ -155,7 +155,7 @@ def test_the_comparison_of_a_secret_reads_whole_digests(path: Path, monkeypatch:
 def test_the_health_of_the_server_is_open_and_other_operations_by_a_flag(path: Path) -> None:
     make(path, alice=ALL)
     ask(access_of(path), None, Operation.LIVE, "")
-    with pytest.raises(Unauthenticated):  # it would tell which models exist
+    with pytest.raises(Unauthenticated):  # it would reveal which models exist
         ask(access_of(path), None, Operation.MODEL_READY, "m")
     access = access_of(path, open="metrics,model_*")
     ask(access, None, Operation.METRICS, "")

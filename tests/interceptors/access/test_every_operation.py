@@ -118,7 +118,7 @@ def issue(folder: Path, name: str, unit: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server that asks for certificates on every port."""
+    """Yield a server that requires certificates on every port."""
     folder = tmp_path_factory.mktemp("mutual")
     units = {"lab": "labs", "boss": "admins"}
     for name in ("ca", "localhost", "nobody", "stranger", "admin", "tenant", *units):
@@ -134,7 +134,7 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 class Client(NamedTuple):
-    """What one caller uses: a client of HTTP, a client of the metrics port, a channel, and its metadata."""
+    """The clients of one caller: HTTP, metrics port, and a channel with its metadata."""
 
     http: httpx.Client
     metrics: httpx.Client
@@ -174,7 +174,7 @@ def with_certificate(running: Running, name: str) -> Client:
 
 
 def paths(running: Running) -> Iterator[tuple[str, str]]:
-    """Methods and paths of core, and of each route of each plugin that is installed, but those of health."""
+    """Yield methods and paths of core and of each route of installed plugins, except health."""
     yield from (where for name, where in PATHS.items() if name not in ("live", "ready", "own"))
     for route in running.server.engine.additions(HttpRoute):
         if route.operation in (Operation.LIVE, Operation.READY):
@@ -206,7 +206,7 @@ def outcomes_of(client: Client, running: Running) -> dict[str, int | str]:
 
 
 ADMINS: Any = {"groups": ["admins"]}
-#: By what a caller shows: how to make its client, and how every operation ends.
+#: The client and the outcome of every operation, by the credential of the caller.
 CALLERS: dict[str, tuple[Callable[[Running], Client], str]] = {
     "nothing": (lambda server: with_header(server, None), "unknown"),
     "rubbish": (lambda server: with_header(server, "hr_wrong"), "unknown"),
@@ -311,7 +311,7 @@ def test_a_certificate_is_authorized_once_per_connection(mutual: Running, monkey
 
 
 def answers_on(client: httpx.Client, model: str, **sent: Any) -> list[Any]:
-    """Return all that ``client`` is told of ``model``, without its name."""
+    """Return all answers on ``model``, without its name."""
     found = []
     for method, where in (
         *(
@@ -481,7 +481,7 @@ def test_odd_metadata_is_read_or_refused(plain: Running, metadata: list[str], co
         message = grpc_client.service_pb2.ModelInferRequest(model_name="own_1", raw_input_contents=[bytes(4)])
         message.inputs.add(name="x", datatype="FP32", shape=[1, 1])
         infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", bytes, bytes)
-        for answers_on, ends in (((("x-api-key", named["key"]),), "OK"), (sent, code)):  # the first one is kept
+        for answers_on, ends in (((("x-api-key", named["key"]),), "OK"), (sent, code)):  # the first one is cached
             call = infer.future(message.SerializeToString(), metadata=answers_on, timeout=30)
             assert call.code().name == ends
 
@@ -508,7 +508,7 @@ def test_a_changed_file_is_used_and_a_broken_one_is_not(
     before = path.read_text()
 
     def require_former_keys(text: str) -> None:
-        """Check that the former keys stay, and that the log says why."""
+        """Check that the former keys stay in use, and that the log has the reason."""
         for _ in range(2000):
             assert client.http.get("/v2").status_code == 200
             if text in caplog.text:

@@ -137,7 +137,7 @@ def test_an_unknown_key_fetches_the_set_again_at_most_every_ten_seconds(
         clock[0] += 10
         assert await principal_or_reason(access, new) == "alice"
         assert issuer.requests == 2
-        # What was verified by a key that the issuer has removed counts no more.
+        # A token of a removed key is no longer valid.
         assert await principal_or_reason(access, old) == unknown
 
     asyncio.run(main())

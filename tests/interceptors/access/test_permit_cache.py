@@ -1,4 +1,4 @@
-"""Decisions that are kept: how inferences pass, and when they no longer do."""
+"""The cache of permits: inferences that pass by it, and its expiry."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_certificate_is_not_cached_for_the_header_beside_it(path: Path, header
         caller = Caller("http", header=sent.get, headers=lambda: list(sent.items()), certificate={"subject": ()})
         caller.principal = "tenant"
         access.admit(caller, Operation.INFER, "own_1")
-        assert not access.permits  # else everybody with this header would be 'tenant'
+        assert not access.permits  # otherwise every caller with this header would be 'tenant'
 
     run(main())
 
@@ -154,7 +154,7 @@ def test_a_certificate_is_cached_for_its_connection(path: Path) -> None:
                 access.admit(wrong, Operation.INFER, "own_1")
         with pytest.raises(PermissionDenied):
             access.admit(caller(tenant), Operation.INFER, "other")
-        # Not what a header beside it, or another interceptor, may change.
+        # Not if another header or interceptor may change it.
         access.admit(caller(other, x_api_key=""), Operation.INFER, "own_1")
         access.admit(caller(certificate("nobody"), principal="tenant"), Operation.INFER, "own_1")
         with pytest.raises(PermissionDenied):
@@ -162,10 +162,10 @@ def test_a_certificate_is_cached_for_its_connection(path: Path) -> None:
         assert list(permits) == [id(tenant)]
         verified, access._authenticate = access._authenticate, None  # type: ignore[assignment, method-assign]
         again = caller(tenant)
-        access.admit(again, Operation.INFER, "own_1")  # by what is kept
+        access.admit(again, Operation.INFER, "own_1")  # by the cache
         assert again.principal == "tenant"
         access._authenticate = verified  # type: ignore[method-assign]
-        # The object lives as long as what is kept: no other certificate gets its id.
+        # The cache keeps the object alive: no other certificate gets its id.
         lab = certificate("anybody", "labs")
         access.admit(caller(lab), Operation.INFER, "own_1")
         certificate_id, holders = id(lab), sys.getrefcount(lab)
@@ -295,7 +295,7 @@ def test_a_key_in_x_api_key_is_cached_separately(path: Path) -> None:
         verified = access._authenticate
         access._authenticate = None  # type: ignore[assignment, method-assign]
         again = caller(x_api_key=key)
-        access.admit(again, Operation.INFER, "own_1")  # by what is kept
+        access.admit(again, Operation.INFER, "own_1")  # by the cache
         assert again.principal == "tenant"
         access._authenticate = verified  # type: ignore[method-assign]
 

@@ -58,7 +58,7 @@ ALGORITHMS = [(RSA, "RS256"), (RSA, "PS384"), (EC, "ES256"), (EC384, "ES384"), (
 def test_a_token_names_the_principal(path: Path, key: Any, algorithm: str) -> None:
     write_issuer(path, jwk(key, kid="k1"), algorithms=[algorithm])
     access = access_of(path)
-    for _ in range(2):  # the second one is looked up
+    for _ in range(2):  # the second one is cached
         assert ask(access, token(key, algorithm)).principal == "alice"
     other = token(key, algorithm)
     broken = other[:-6] + ("A" if other[-6] != "A" else "B") + other[-5:]
@@ -313,7 +313,7 @@ def test_one_unknown_token_is_verified_in_each_turn_of_the_event_loop(
         assert len(verified) == len(set(verified)) == 1 + 2 + 1 + 6
         turn += 1
         await asyncio.sleep(0)
-        with pytest.raises(Unauthenticated):  # nobody waits: at once
+        with pytest.raises(Unauthenticated):  # no other token waits, so at once
             access.admit(caller_with(wrong[-1]), Operation.INFER, "own_1")
 
     asyncio.run(main())

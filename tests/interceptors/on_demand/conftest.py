@@ -53,7 +53,7 @@ async def refusal(call: Awaitable[object]) -> HeadraceError:
 
 
 class Probe:
-    """What the models of the test do, and what they have done. Called on their threads."""
+    """Controls and records the models of the test. Called on their threads."""
 
     def __init__(self) -> None:
         self.loads: Counter[str] = Counter()
@@ -62,10 +62,10 @@ class Probe:
         self.unloads: list[str] = []
         #: Models that fail to load, with the reason.
         self.broken: dict[str, str] = {}
-        #: What a load, or an execution, of a model waits for.
+        #: The events that loads and executions of models wait for.
         self.loading: dict[str, threading.Event] = {}
         self.executing: dict[str, threading.Event] = {}
-        #: For each model that calls another one: its name.
+        #: The model that each calling model calls.
         self.calls: dict[str, str] = {}
 
     def load(self, name: str) -> None:
@@ -114,7 +114,7 @@ class Repository:
                 weights.truncate(size)
 
     def add_ensemble(self, name: str, *steps: str) -> None:
-        """Add an ensemble that asks ``steps`` one after the other."""
+        """Add an ensemble that calls ``steps`` one after the other."""
         (self.folder / name / "1").mkdir(parents=True)
         tensors = ["x", *(f"t{number}" for number in range(1, len(steps))), "y"]
         text = ", ".join(
@@ -128,7 +128,7 @@ class Repository:
         )
 
     def run(self, scenario: Callable[[], Awaitable[None]], *, ports: bool = False, **settings: Any) -> None:
-        """Run ``scenario`` beside a server with the on-demand options ``settings``."""
+        """Run ``scenario`` with a server that has the on-demand options ``settings``."""
         addresses: Any = {f"{name}_address": "127.0.0.1" for name in ("http", "grpc", "metrics")}
         numbers: Any = {f"{name}_port": 0 for name in ("http", "grpc", "metrics")}
         options = ServerOptions(

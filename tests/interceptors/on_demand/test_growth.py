@@ -1,4 +1,4 @@
-"""Models that turn out larger than they were charged. The test says what they occupy in the server."""
+"""Models that are larger than their charge. The test sets their memory in the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads that wait for room: which of them goes first, which is refused at once, and what a wait may not cost others."""
+"""Loads that wait for room: their order, immediate refusals, and no harm to other loads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_load_by_name_waits_for_room_no_longer_than_a_request(repository: Repo
         repository.probe.loading["b"] = threading.Event()
         loading = asyncio.ensure_future(repository.server.load("b"))
         await until(lambda: repository.probe.loads["b"])
-        await asyncio.sleep(1.7)  # a load that has begun may take longer
+        await asyncio.sleep(1.7)  # a started load may take longer
         repository.probe.loading["b"].set()
         await loading
 
@@ -70,7 +70,7 @@ def test_a_load_overtakes_others_only_if_it_does_not_delay_them(repository: Repo
         assert await asyncio.wait_for(repository.infer("small"), 5) == 2
         c = asyncio.ensure_future(repository.infer("c"))
         await until(lambda: "c" in states and states["c"].waiting)
-        await asyncio.sleep(0.15)  # the line is looked at every 0.1 s
+        await asyncio.sleep(0.15)  # the queue is checked every 0.1 s
         assert not large.done()
         assert "c" not in repository.mode.loads.budget.charges  # it would fit now, but not beside large
         repository.probe.executing["busy"].set()
@@ -120,7 +120,7 @@ def test_a_load_ends_if_a_dependency_is_removed(repository: Repository) -> None:
     async def scenario() -> None:
         asking = asyncio.ensure_future(refusal(repository.infer("both")))
         await until(lambda: repository.probe.loads["other"])
-        repository.mode.loads.states.pop("other")  # as by a request for it that finds it gone from the repository
+        repository.mode.loads.states.pop("other")  # as a request does after its removal from the repository
         repository.probe.loading["other"].set()
         assert "no weights here" in (await asyncio.wait_for(asking, 5)).message
         assert repository.mode.loads.states["both"].loading is None

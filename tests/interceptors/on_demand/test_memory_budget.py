@@ -101,7 +101,7 @@ def test_random_models_always_fit_after_their_victims() -> None:
         evicted = {each.name for each in chosen}
         assert not evicted & pinned
         assert made.used("host") - sum(made.charges[name]["host"] for name in evicted) + need <= 100
-        for position, each in enumerate(chosen):  # what needs it has gone before it
+        for position, each in enumerate(chosen):  # its dependents are evicted before it
             above = {other.name for other in known.values() if each.name in other.needed}
             assert above <= {before.name for before in chosen[:position]}
 

@@ -1,4 +1,4 @@
-"""What models are charged before their memory is known: by arithmetic, without a server."""
+"""Estimates of memory before a measurement: by arithmetic, without a server."""
 
 from __future__ import annotations
 

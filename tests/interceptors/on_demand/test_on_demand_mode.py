@@ -1,4 +1,4 @@
-"""Models that are loaded at their first request: who waits, who is evicted, who is refused."""
+"""Models that are loaded at their first request: waits, evictions and refusals."""
 
 from __future__ import annotations
 

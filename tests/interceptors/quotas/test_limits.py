@@ -31,7 +31,7 @@ OVER = Outcome(None, 0, 0)
 
 
 def in_flight(made: Quotas) -> int:
-    """Return all requests in flight, which each of three counters must know."""
+    """Return all requests in flight. Three counters must agree."""
     counts = [
         sum(each.account.in_flight for each in made.table.tenants.values()),
         sum(each.in_flight for each in made.table.uses.values()),
@@ -62,7 +62,7 @@ class TestRate(InterceptorConformance):
 
 
 class Limited:
-    """The interceptor with a clock that stands still until a test turns it."""
+    """The interceptor with a manual clock."""
 
     def __init__(self, **options: Any) -> None:
         self.now_s = 1000.0

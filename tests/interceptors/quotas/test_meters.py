@@ -23,7 +23,7 @@ from tests.interceptors.access.access_files import make
 from tests.interceptors.quotas.test_limits import BODY, CONFIG, in_flight
 
 _LIMITS = {"requests_per_second": 4, "in_flight": 3, "input_bytes_per_second": 500}
-#: The version that is asked.
+#: The version of the requests.
 VIEW: Any = object()
 
 
@@ -128,7 +128,7 @@ def test_a_version_that_is_new_or_has_tokens_goes_through_admission(tmp_path: Pa
 
 
 class FakeView:
-    """A version whose instance is filled by one request."""
+    """A version with room for one request."""
 
     version, max_batch_size = 1, 0
 

@@ -1,4 +1,4 @@
-"""The quota file and its command: what is valid, what holds for whom, and where an error is."""
+"""The quota file and its command: validity, limits of principals, and places of errors."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Shared:
         self.callers.append(caller)
 
     async def serve(self, count: int) -> list[str]:
-        """End the oldest request in flight, ``count`` times. Return the principals that came in."""
+        """End the oldest request in flight, ``count`` times. Return the principals that were admitted."""
         before = len(self.served)
         for _ in range(count):
             self.callers.pop(0).end()
@@ -159,7 +159,7 @@ def test_a_request_costs_as_much_as_its_rows(shared: Callable[..., Shared], tmp_
 
 
 def test_requests_without_competition_cause_no_debt(shared: Callable[..., Shared]) -> None:
-    """Nor is a request that says that it has a billion rows, which is refused behind the gate."""
+    """A request that declares a billion rows is not charged for them: it is refused after the gate."""
 
     async def ask() -> None:
         made = shared()
@@ -317,7 +317,7 @@ def serving(folder: Path, config: str, **options: Any) -> Iterator[tuple[Any, Qu
 
 
 def in_flight(quotas: Quotas) -> tuple[int, int]:
-    """Return the requests in flight and those that wait, of all models."""
+    """Return the number of requests in flight and of waiting ones, of all models."""
     gates = tuple(quotas.table.gates.values())
     return sum(each.in_flight for each in gates), sum(each.waiting for each in gates)
 
@@ -335,7 +335,7 @@ def require_empty(server: Any, quotas: Quotas) -> None:
 
 
 async def _ask_on(server: Any, key: str, rows: int, answered: Callable[[], bool]) -> None:
-    """Ask on a connection of its own, until ``answered``, which is called after each answer, returns False."""
+    """Send requests on one connection until ``answered``, called after each answer, returns False."""
     tensor = {"name": "x", "shape": [rows, 1], "datatype": "FP32", "data": [1] * rows}
     body = json.dumps({"inputs": [tensor]})
     head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -351,7 +351,7 @@ async def _ask_on(server: Any, key: str, rows: int, answered: Callable[[], bool]
 
 
 def _race(server: Any, keys: Mapping[str, str], rows: Mapping[str, int], connections: int, answers: int) -> list[str]:
-    """Let each principal ask from so many connections at once. Return who was answered, in order."""
+    """Send requests of each principal from several connections. Return the answered principals, in order."""
     order: list[str] = []
 
     def note(name: str) -> bool:
@@ -399,7 +399,7 @@ async def collected(server: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Quotas, dict[str, str]]]:
-    """A server whose model lets in one request at a time, each for 20 ms."""
+    """Yield a server whose model admits one request at a time, each for 20 ms."""
     folder = tmp_path_factory.mktemp("busy")
     keys = _write(folder, {"sharing": {"*": {"in_flight": 1}}}, "alice", "bob")
     with serving(folder, CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "20" } }') as (

@@ -18,7 +18,7 @@ from headrace_quotas import QuotaOptions
 from headrace_testing.serving import on_loop, serve
 from tests.interceptors.quotas.test_limits import Filed
 
-#: What Triton's backend for vLLM does: for each response, the number of the tokens that are new in it, if it is asked.
+#: A model that reports the new tokens of each response on request, as Triton's backend for vLLM.
 _MODEL = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -83,7 +83,7 @@ def streamed(server: Any, model: str) -> list[dict[str, Any]]:
 
 
 def test_a_model_reports_its_tokens_and_the_next_request_is_charged(server: Any) -> None:
-    assert [each["num_output_tokens"] for each in streamed(server, "llm")] == [5, 5, 5]  # it did not ask for them
+    assert [each["num_output_tokens"] for each in streamed(server, "llm")] == [5, 5, 5]  # it did not request them
     generate = f"http://127.0.0.1:{server.options.http_port}/v2/models/llm/generate_stream"
     answer = httpx.post(generate, json={"text_input": "hello"})  # five of twenty are left
     assert answer.text.count('"num_output_tokens":5') == 3

@@ -12,7 +12,7 @@ import pytest
 from headrace import Server
 from headrace_testing.serving import serve
 
-#: Of one tensor: name, data type, dims.
+#: Name, data type and dims of a tensor.
 IO = tuple[str, str, str]
 
 
@@ -81,6 +81,6 @@ def run(headrace_repository: Path) -> Iterator[Callable[..., Server]]:
         yield lambda **options: stack.enter_context(serve(headrace_repository, **options))
 
 
-#: Options of a server that is to start whatever its models say.
+#: Options of a server that starts even if models fail.
 LENIENT: dict[str, Any] = {"strict_readiness": False, "exit_on_error": False}
 EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit", **LENIENT}

@@ -1,4 +1,4 @@
-"""``headrace check`` of ensembles: what their models' configs tell is told without loading any, and at its place."""
+"""``headrace check`` of ensembles: errors of their configs are reported with places, without a load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that run only where a tensor says so."""
+"""Steps that run only if a tensor is true."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def when(step_name: str, condition: str) -> str:
     return f'parameters {{ key: "ensemble.when.{step_name}" value {{ string_value: "{condition}" }} }} '
 
 
-#: One of two steps runs, as the first one says; a third, which runs in any case, has what there is.
+#: The first step chooses one of two steps. A third one always runs, with the existing tensors.
 EITHER = ensemble(
     [
         step("decides", "a=x", "flag=f"),

@@ -1,4 +1,4 @@
-"""Models that do not go together are refused at load, in Triton's words and then with what they leave out."""
+"""Incompatible models are refused at load, with Triton's text and further details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests on their way through graphs of every shape, held against a plain evaluation of the same graph."""
+"""Requests through graphs of every shape, compared with a plain evaluation of the same graph."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_graph_equals_its_steps_one_by_one_and_runs_each_as_early_as_possible(
 
 
 def end(simulator: EnsembleSimulator, nodes: list[Node], data: st.DataObject) -> None:
-    """Answer whatever is still to be answered."""
+    """Answer every open call."""
     while simulator.calls:
         call = data.draw(st.sampled_from(simulator.calls))
         simulator.answer(call, Cancelled("gone") if call.cancelled else compute(simulator, nodes, call))
@@ -366,7 +366,7 @@ MANY, ADD = model("a", "b c", DECOUPLED), model("p q", "s")
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_every_response_of_a_decoupled_step_runs_through_the_graph(data: st.DataObject) -> None:
-    """Each of the two decoupled steps multiplies what there is; the sums are those of a plain evaluation."""
+    """Each of two decoupled steps multiplies the items. The sums equal those of a plain evaluation."""
 
     async def scenario() -> None:
         simulator = EnsembleSimulator(SPLIT, {"many": MANY, "add": ADD})

@@ -136,7 +136,7 @@ ENSEMBLES = [
     ),
 ]
 
-#: What follows from the mistake that a config makes.
+#: Further errors that follow from the mistake in a config.
 CONSEQUENCES = {
     "ensemble tensor 'v' is unused in ensemble 'e'",
     "ensemble tensor 'w' is unused in ensemble 'e'",

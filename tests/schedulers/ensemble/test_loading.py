@@ -1,4 +1,4 @@
-"""Ensembles in the life of a repository: loaded behind what they need, again when that changes, and not without it."""
+"""Loads of ensembles: after their models, again after a change of these, and not without them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ IN_THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
 
 
 def python(write: Write, name: str, initialize: str) -> None:
-    """A Python model that begins as ``initialize`` says."""
+    """Return a Python model with the code of ``initialize``."""
     config = f'backend: "python" max_batch_size: 8 {both("a", "b")}{IN_THREAD}'
     write(name, config, files={"1/model.py": INITIALIZE.format(initialize)})
 
@@ -184,7 +184,7 @@ def python(write: Write, name: str, initialize: str) -> None:
 def test_an_unload_of_a_step_waits_for_loads_of_its_ensembles(
     unloaded: str, write: Write, run: Run, tmp_path: Path
 ) -> None:
-    """As in Triton 2.51: the load succeeds, then the step goes, and the ensemble with it."""
+    """As in Triton 2.51: the load succeeds, then the step is unloaded, and the ensemble with it."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     write("one", identity())
@@ -199,7 +199,7 @@ def test_an_unload_of_a_step_waits_for_loads_of_its_ensembles(
             while not server.ready_versions("inner"):
                 await asyncio.sleep(0)
             unload = asyncio.ensure_future(server.unload(unloaded))
-            await server.load("one")  # which comes behind an unload that does not wait
+            await server.load("one")  # after an unload that does not wait
             assert not unload.done()
             assert server.ready_versions(unloaded)
         finally:

@@ -165,7 +165,7 @@ def test_a_condition_on_the_device_is_read_from_the_host(write: Write, run: Call
 
 
 ONE = [step("one", "a=x", "b=y")]
-#: Ensembles whose tensors all lie in a CUDA region: their configs, what the driver copies for a request, and the inputs
+#: Ensembles with all tensors in a CUDA region: their configs, what the driver copies for a request, and the inputs
 #: of their models.
 REGIONS: dict[str, tuple[str, list[str], list[tuple[str, str]]]] = {
     "chain": (

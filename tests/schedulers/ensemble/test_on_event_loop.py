@@ -1,4 +1,4 @@
-"""Ensembles whose steps run on the event loop: what they answer, count and outlive is what it is on threads."""
+"""Ensembles with steps on the event loop: same answers, statistics and failures as on threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [np.array([[number, -number]], np.float32) for number in range(40)]
 
 
 def looped(event_loop: str, count: int = 1) -> str:
-    """An identity model of so many instances, which batches what comes in one turn of the loop."""
+    """Return an identity model with this number of instances. It batches the requests of one turn of the loop."""
     return (
         identity()
         + f'parameters {{ key: "event_loop" value {{ string_value: "{event_loop}" }} }} dynamic_batching {{ }} '
@@ -27,7 +27,7 @@ def looped(event_loop: str, count: int = 1) -> str:
     )
 
 
-#: Three steps in a row, beside one that runs at once.
+#: Three steps in a row, and one in parallel.
 STEPS = [step("one", "a=x", "b=u"), step("two", "a=u", "b=v"), step("three", "a=v", "b=y"), step("side", "a=x", "b=z")]
 ON_LOOP = re.compile(r'^nv_model_instances_on_event_loop{model="(\w+)",version="1"} (\S+)$', re.MULTILINE)
 
@@ -59,7 +59,7 @@ def test_steps_on_the_loop_answer_and_count_as_on_threads(event_loop: str, write
     assert {snapshot.pending for snapshot in snapshots.values()} == {0}
     expected = {name: float(event_loop == "on") for name in ("one", "two", "three", "side")}
     assert {name: count for name, count in on_event_loop(server).items() if name != "e"} == expected
-    if event_loop == "on":  # all that comes in one turn is one batch, as far as it may be: 8 rows
+    if event_loop == "on":  # the requests of one turn are one batch, up to 8 rows
         assert [server.served(name)[0].snapshot().executions.execution_count for name in ("one", "side")] == [5, 5]
 
 
@@ -85,7 +85,7 @@ def test_loads_and_unloads_of_steps_lose_no_request(write: Write, run: Any) -> N
         await asyncio.sleep(0)
         await server.unload("e", unload_dependents=True)
         assert len(await asyncio.gather(*answers)) == len(ROWS)
-        for name in ("one", "three"):  # which were asked for
+        for name in ("one", "three"):  # the requested ones
             await server.unload(name)
         assert server.served() == []
 

@@ -1,4 +1,4 @@
-"""Ensembles as callers see them: over every protocol, beside the models that they are made of."""
+"""Ensembles on a real server, over every protocol, compared with their models."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_reshape_of_an_ensemble_is_applied_and_undone(
 def test_an_output_that_does_not_fit_the_reshape_is_an_error(
     decoupled: bool, write: Write, headrace_server: Callable[..., Server]
 ) -> None:
-    """Triton 2.51 says the first sentence of it."""
+    """The first sentence is that of Triton 2.51."""
     policy = "model_transaction_policy { decoupled: true }" if decoupled else ""
     write("one", identity(batch=0, dims="-1") + policy)
     write(
@@ -474,7 +474,7 @@ def test_an_ensemble_in_a_cycle_is_refused_with_the_path(write: Write, run: Call
 
 
 class Seen(Interceptor):
-    """Writes down what it sees, and lets nothing through to the model ``closed``."""
+    """Records operations, and refuses those of the model ``closed``."""
 
     name = "seen"
     seen: ClassVar[list[tuple[str, str, str]]] = []

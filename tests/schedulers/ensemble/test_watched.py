@@ -1,4 +1,4 @@
-"""Ensembles in a repository that is watched, by mode poll and by ``--dev``: models change, break, go and come back."""
+"""Ensembles in a polled repository, by mode poll and by ``--dev``: models change, break, disappear and return."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .conftest import LENIENT, Write, ensemble, identity, step
 ROW = np.array([[1, 2]], np.float32)
 DEADLINE_S = 90.0
 CHAIN = ensemble([step("one", "a=x", "b=m"), step("two", "a=m", "b=y")])
-#: Between two looks at the repository.
+#: The interval between two polls of the repository.
 INTERVAL_S = 0.01
 
 
 @asynccontextmanager
 async def watched(repository: Path, dev: bool) -> AsyncIterator[Server]:
-    """A server on this loop that looks at its repository a hundred times a second."""
+    """Yield a server on this loop that polls its repository 100 times per second."""
     async with Server(repository, **LENIENT) as server:
         watcher = Watcher(local_repositories(repository), server._lifecycle, INTERVAL_S, dev=dev, known_only=False)
         await watcher.prepare()
@@ -73,13 +73,13 @@ def test_an_ensemble_follows_changes_of_its_models_and_others_do_not(
             assert await answers(server)
             free, before = server.served("free")[0], server.served("e")[0]
 
-            # Changed: loaded again, and so is what asks it.
+            # Changed: loaded again, with its dependents.
             write("two", identity() + 'parameters { key: "k" value { string_value: "v" } }')
             await until(lambda: before not in server.served("e") and asks(server, "e", "two"))
             await until(lambda: asks(server, "outer", "e"))
             assert await answers(server)
 
-            # Broken: what runs goes on.
+            # Broken: the running version stays.
             write("two", identity(datatype="FP99"))
             await until(lambda: any("FP99" in record.getMessage() for record in caplog.records))
             assert await answers(server)

@@ -1,4 +1,4 @@
-"""Routers in the life of a repository: loaded behind their targets, again when those change, and not without them."""
+"""Loads of routers: after their targets, again after a change of these, and not without them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(server: Server, name: str) -> None:
 
 
 def until_loaded_again(server: Server, name: str, before: object) -> None:
-    """Wait until the router ``name`` is loaded again behind its target, in the background."""
+    """Wait until the router ``name`` is loaded again after its target, in the background."""
 
     async def check() -> None:
         while server.served(name)[0] is before:

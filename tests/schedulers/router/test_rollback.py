@@ -1,4 +1,4 @@
-"""Targets that do worse than the baseline. The time stands still, so that every rate and every p99 is exact."""
+"""Targets that are worse than the baseline. The clock is manual, so that every rate and p99 is exact."""
 
 from __future__ import annotations
 

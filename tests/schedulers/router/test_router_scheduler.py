@@ -1,4 +1,4 @@
-"""What a router does with one request: passes it on, passes the answers back, and stops when its caller leaves."""
+"""A router and one request: it forwards the request and the answers, and cancels the call of a cancelled request."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_requests_leave_nothing_for_the_garbage_collector() -> None:
                 simulator.cancelled.clear()
             else:
                 simulator.answer(BackendError("broken") if number % 5 == 0 else None)
-            del caller.ticket  # the test's own circle: the ticket has the caller, to tell it
+            del caller.ticket  # a reference cycle of the test itself
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             while simulator.calls:

@@ -1,4 +1,4 @@
-"""Routers as callers see them: over every protocol, beside their targets."""
+"""Routers on a real server, over every protocol, compared with their targets."""
 
 from __future__ import annotations
 

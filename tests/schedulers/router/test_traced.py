@@ -1,4 +1,4 @@
-"""What a router has decided, in the spans of a trace."""
+"""The decision of a router in the spans of a trace."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from headrace_testing import SchedulerConformance
 
 
 class Sequences(SchedulerConformance):
-    """Each request of the kit is a sequence of its own."""
+    """Each request of the kit is its own sequence."""
 
     plugin, scheduler = "headrace_sequence", "sequence_batching"
     most_rows = 1

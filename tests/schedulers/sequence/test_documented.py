@@ -1,5 +1,7 @@
-"""The examples by which Triton documents its sequence batcher (docs/user_guide/architecture.md), as traces: the models
-of its text, and what it says of which request runs where, beside which, and with which controls."""
+"""The examples of Triton's documentation of its sequence batcher (docs/user_guide/architecture.md), as traces.
+
+They have the documented models, and check the slot, the batch and the controls of each request.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def control(batch: list[Ticket], name: str) -> list[float]:
 def test_direct_gives_four_sequences_a_slot_and_a_freed_one_to_the_backlog() -> None:
     async def scenario() -> None:
         simulator = direct()
-        for word in ("1S", "2S", "3S", "4S", "5S", "6S"):  # the first of each before any of those behind it
+        for word in ("1S", "2S", "3S", "4S", "5S", "6S"):  # the first of each before any later one
             simulator.send_words(word)
         simulator.send_words("1", "1E", "2E", "3", "3", "3E", "4E", "5E", "6E")
         at: dict[int, list[tuple[int, int, int]]] = {}
@@ -45,7 +47,7 @@ def test_direct_gives_four_sequences_a_slot_and_a_freed_one_to_the_backlog() -> 
         assert [[step for step, *_ in at[sequence]] for sequence in (1, 2, 3, 4)] == [
             [0, 1, 2], [0, 1], [0, 1, 2, 3], [0, 1],
         ]  # fmt: skip
-        # 2 and 4 end first, and those who wait have their slots in the very next batch.
+        # 2 and 4 end first, and waiting sequences get their slots in the next batch.
         assert {*places[5], *places[6]} == {*places[2], *places[4]}
         assert [[step for step, *_ in at[sequence]] for sequence in (5, 6)] == [[2, 3], [2, 3]]
 

@@ -57,8 +57,10 @@ def test_nothing_runs_until_enough_requests_wait(tmp_path: Path, monkeypatch: py
 def test_a_client_gets_the_batches_of_held_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """They are those of a real Triton 2.51 with ``direct``. With ``oldest``, Triton waits for ever, because its batcher
-    never counts more than one waiting request of a sequence."""
+    """The batches equal those of a real Triton 2.51 with ``direct``.
+
+    With ``oldest``, Triton waits forever, because its batcher counts only one waiting request of a sequence.
+    """
     (tmp_path / "m/1").mkdir(parents=True)
     slots = f"max_batch_size: 2 sequence_batching {{ {strategy} {{ }} }} instance_group {{ kind: KIND_CPU count: 1 }}"
     (tmp_path / "m/config.pbtxt").write_text(CONFIG.replace("sequence_batching { }", slots))

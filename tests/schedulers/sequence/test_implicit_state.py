@@ -65,7 +65,7 @@ def test_a_failed_request_does_not_change_the_state(strategy: str) -> None:
         simulator.instances[0].finish(BackendError("broken"))
         await simulator.settle()
         assert states_of(simulator) == [[[5]]]
-        simulator.respond([InferResponse({})])  # nor does one that gives none
+        simulator.respond([InferResponse({})])  # nor does a response without a state
         await simulator.settle()
         assert states_of(simulator) == [[[5]]]
 
@@ -73,7 +73,7 @@ def test_a_failed_request_does_not_change_the_state(strategy: str) -> None:
 
 
 def test_an_instance_gets_nothing_until_the_states_exist() -> None:
-    """A thread may ask again before the event loop has heard what it gave."""
+    """A thread may poll again before the event loop has received its responses."""
 
     async def scenario() -> None:
         simulator = SequenceSimulator("direct { }" + STATE.format(1, ""))

@@ -1,7 +1,7 @@
-"""Iterative sequences: a request is run again until its model has finished, beside requests that arrive meanwhile.
+"""Iterative sequences: a request runs again until its model has finished, together with new requests.
 
-What runs together, and what the model is told, is what Triton 2.51 does with such a model of its Python backend; it
-loses callers where one id is used twice, or END is set, who get their answers here.
+Batches and controls equal those of Triton 2.51 with its Python backend. Triton never answers some requests if an id is
+used twice or END is set. Here, they are answered.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def test_two_starts_of_an_id_run_one_after_the_other(strategy: str, word: str) -
 
 @BOTH
 def test_the_next_request_of_an_id_waits_until_the_first_is_answered(strategy: str) -> None:
-    """As a thread may, and as one does whose model answers later."""
+    """As a thread may do, and a model that answers later."""
 
     async def scenario() -> None:
         simulator = Generator(strategy)
@@ -216,7 +216,7 @@ def test_a_request_cancelled_between_runs_frees_its_slot(strategy: str) -> None:
         await simulator.run_once()
         await simulator.run_once()
         await simulator.running()
-        cancelled.cancel()  # it runs: the model may see it, and gives it back nevertheless
+        cancelled.cancel()  # it runs: the model may check for it, but reschedules it
         assert not simulator.answers_to(cancelled)
         await simulator.run_once()
         assert [type(answer) for answer in simulator.answers_to(cancelled)] == [Cancelled]
@@ -320,7 +320,7 @@ def test_the_state_passes_between_runs_and_restarts_with_each_request() -> None:
 def test_a_caller_that_does_not_read_is_paused_and_blocks_nobody() -> None:
     async def scenario() -> None:
         simulator = Generator("oldest { max_candidate_sequences: 2 }", rows=2)
-        simulator.model_queue._tracker._caller_reads = True  # as of a decoupled model: callers say what they have read
+        simulator.model_queue._tracker._caller_reads = True  # as of a decoupled model: callers report their reads
         (slow,) = simulator.generate("slow", runs=1000)
         for _ in range(UNREAD):
             assert await simulator.run_once({}) == [["slow"]]

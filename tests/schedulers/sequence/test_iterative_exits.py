@@ -13,9 +13,9 @@ from headrace_testing.serving import serve
 
 from .test_iterative_served import Caller
 
-#: Runs each request again and again, and notes for each by name which process has begun it. Once there is a file
-#: ``die_PID``, that process kills itself in its next run; once there is a file ``go``, requests are answered with the
-#: process that has begun them. What was begun in a process is not known in the next.
+#: Reschedules each request, and records the process of its first run. If a file ``die_PID`` exists, that process kills
+#: itself in its next run. If a file ``go`` exists, requests are answered with the process of their first run. Another
+#: process does not have that record.
 MODEL = """
 import os
 import signal
@@ -58,7 +58,7 @@ sequence_batching { iterative_sequence: true %s
 parameters { key: "isolation" value { string_value: "process" } }
 """
 DECOUPLED = "model_transaction_policy { decoupled: true }"
-#: With four candidates in batches of two, some wait between two runs when their process dies.
+#: With four candidates in batches of two, some wait between two runs when their process crashes.
 MODELS = {
     "direct": CONFIG % "direct { }",
     "direct_decoupled": CONFIG % "direct { }" + DECOUPLED,
@@ -82,7 +82,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def begun(folder: Path, callers: Mapping[str, Caller]) -> dict[str, int]:
-    """The process that has begun the request of each of ``callers`` that has been begun, by name."""
+    """Return the process of the first run of each started request of ``callers``, by name."""
     found = (path.name.split("_runs_in_") for path in folder.glob("*_runs_in_*"))
     return {name: int(process) for name, process in found if name in callers}
 
@@ -108,7 +108,9 @@ def test_an_iterating_request_in_a_crashed_process_fails_and_others_continue(
         answers_by_name
     )
     executed = [name for name, (answer,) in answers_by_name.items() if DIED.search(answer)]
-    assert executed  # they were a batch; who waited between two runs goes on, and the next process does not know him
+    assert (
+        executed
+    )  # they were a batch; requests that waited between two runs continue in the next process, without its record
     assert all("KeyError" in answer for name, (answer,) in answers_by_name.items() if name not in executed)
 
     (folder / "go").touch()

@@ -1,4 +1,4 @@
-"""Iterative sequences on a real server: a Python model that hands its requests back, asked by the stock client."""
+"""Iterative sequences on a real server: a Python model that reschedules requests of the stock client."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 from headrace import Server
 from headrace_testing.serving import serve
 
-#: Counts down from ``IN``, a step for each run. Every run adds a line to ``log``: whom it had, and what it was told. A
-#: request 100 goes on until there is a file ``go``; one of 13 fails in its second run.
+#: Counts down from ``IN``, one step per run. Every run adds a line to ``log`` with its requests and controls. A request
+#: of 100 runs until a file ``go`` exists. A request of 13 fails in its second run.
 MODEL = """
 import json
 from pathlib import Path
@@ -75,10 +75,10 @@ BATCHING = """sequence_batching { iterative_sequence: true %s
     control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
     control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } }
     control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }"""
-#: The decoupled models share what there is once: each gives it back between two runs.
+#: The decoupled models share one resource: each frees it between two runs.
 SHARED = """instance_group { kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 global: true } } }
 """
-#: Keeps a request open until another comes.
+#: Keeps a request open until another one arrives.
 LATER = """
 import triton_python_backend_utils as pb_utils
 
@@ -149,7 +149,7 @@ def numbered(module: Any, number: int) -> list[Any]:
 
 
 class Caller:
-    """Asks on a stream of its own, so that many may ask at once."""
+    """A caller with its own stream, so that many requests run at once."""
 
     def __init__(self, server: Server, model: str, number: int, **options: Any) -> None:
         self.answers: queue.Queue[Any] = queue.Queue()
@@ -233,7 +233,7 @@ def test_a_cancelled_request_is_not_run_again(model: str, server: Server, wait_u
     assert Caller(server, model, 2, request_id="next").all() == ([1, 0] if "decoupled" in model else [0])
     shown = [name for run in runs(server, model) for name, *_ in run]
     assert shown[-2:] == ["next", "next"]
-    assert shown.count("gone") <= 1  # that which was going on when he left
+    assert shown.count("gone") <= 1  # the run that was in progress at the cancellation
 
 
 @pytest.mark.parametrize("model", ["direct_process", "oldest_thread"])

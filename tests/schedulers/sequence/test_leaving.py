@@ -1,4 +1,4 @@
-"""Instances that come and go while sequences are under way: one stays on its instance until it ends."""
+"""Instances that are replaced during sequences: a sequence stays on its instance until it ends."""
 
 from __future__ import annotations
 

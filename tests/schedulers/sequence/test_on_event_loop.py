@@ -1,4 +1,4 @@
-"""Sequences whose instances run on the event loop: the same batches, states and answers as on a thread of their own."""
+"""Sequences with instances on the event loop: the same batches, states and answers as on threads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .conftest import CONTROLS
 
 HANGING_S = 90
 BOTH_WAYS = pytest.mark.parametrize("event_loop", ["on", "off"])
-#: One row of a batch as the model is told of it: the id, what has come, READY, START, END.
+#: One row of a batch: the id, the input, READY, START, END.
 Row: TypeAlias = tuple[int, float, int, int, int]
 
 
 class Told(Instance):
-    """Answers with the sum of what its sequence has sent, which the server remembers; notes what it runs, and where."""
+    """Returns the sum of the inputs of its sequence, which is an implicit state. Records its batches and threads."""
 
     any_thread = True
 
@@ -51,7 +51,7 @@ class Told(Instance):
 
 
 class CountsDown(RequestInstance):
-    """Gives a request back as often as it says."""
+    """Reschedules a request as often as its input."""
 
     any_thread = True
 
@@ -59,7 +59,7 @@ class CountsDown(RequestInstance):
         self.left: dict[int | str, int] = {}
 
     def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | HeadraceError]:
-        ran = [each for each in requests if each.sequence_id]  # what else there is fills a slot
+        ran = [each for each in requests if each.sequence_id]  # padding
         Noting.ran([(int(each.sequence_id), 0.0, 1, each.sequence_start, 0) for each in ran])
         return [self.step(request) for request in requests]
 
@@ -231,7 +231,7 @@ def test_sequences_keep_their_instance_while_others_are_replaced(
         assert [await ask(server, key, 0, "E") for key in (1, 2)] == sums
 
     run_scenario(scenario, config("direct { }", event_loop))
-    assert Noting.closed == 4  # 1 + 2 + 1 were made, and none twice
+    assert Noting.closed == 4  # 1 + 2 + 1 instances were created, none twice
 
 
 WHERE = {"on": "event_loop", "off": "thread"}

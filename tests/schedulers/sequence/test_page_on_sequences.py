@@ -1,4 +1,4 @@
-"""The examples of docs/sequences.md run as it says: its client, its states and its model that generates."""
+"""The examples of docs/sequences.md: its client, its states and its generating model."""
 
 from __future__ import annotations
 

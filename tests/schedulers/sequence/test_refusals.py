@@ -20,7 +20,7 @@ NO_START = f"inference request for sequence {{}} {TO} the START flag on the firs
 def refused(simulator: SequenceSimulator, *words: str, rows: int = 1, **fields: Any) -> HeadraceError:
     with pytest.raises(HeadraceError) as refusal:
         simulator.send(rows, **fields) if fields else simulator.send_words(*words)
-    simulator.violations.clear()  # the simulator notes all that is raised and is not Unavailable
+    simulator.violations.clear()  # the simulator records every error except Unavailable
     assert (
         simulator.model_queue.in_flight
         == len([ticket for ticket in simulator.tickets if not simulator.answers_to(ticket)]) - 1

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from headrace import InferResponse, Server
 from headrace_testing.serving import serve
 
-#: Adds up ``x`` by slot, or by id where it has the ids, and says what it was told: of how many requests, which one.
+#: Sums ``x`` by slot, or by id if it has ids, and returns its controls and its place in the batch.
 SUMS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -62,12 +62,12 @@ STATE = """state { input_name: "s" output_name: "s2" data_type: TYPE_FP32 dims: 
     initial_state { name: "one" data_type: TYPE_FP32 dims: 2 data_file: "ones" } }"""
 INT, FLOAT, BOOL = "int32_false_true: [0, 1]", "fp32_false_true: [0, 1]", "bool_false_true: [false, true]"
 
-#: Asks a model: its name, ``x``, and what the client says of the sequence. Gives the sum, and what the model was told.
+#: Sends a request: model, ``x`` and fields of the sequence. Returns the sum and the model's controls.
 Ask: TypeAlias = Callable[..., tuple[list[float], str]]
 
 
 def net() -> onnx.ModelProto:
-    """``sum = s2 = s * (1 - START) + x + START``: a start adds one more, so that START is seen to arrive."""
+    """``sum = s2 = s * (1 - START) + x + START``: a start adds 1, which shows that START arrives."""
     two: list[str | int | None] = ["n", 2]
     one: list[str | int | None] = ["n", 1]
     nodes = [
@@ -257,7 +257,7 @@ def test_statistics_ignore_empty_slots(server: Server) -> None:
 
 @pytest.mark.parametrize("model", ["counted_sums", "counted_net"])
 def test_empty_slots_are_rows_of_the_execution_and_no_inferences(server: Server, model: str) -> None:
-    """The figures are those of a real Triton 2.51 that was asked the same."""
+    """The numbers are those of a real Triton 2.51 for the same requests."""
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as client:
         for number, is_start in ((1, True), (2, True), (3, True), (3, False), (3, False), (1, False)):
             _infer(tritonclient.http, client, model, [1, 2], sequence_id=number, sequence_start=is_start)

@@ -1,4 +1,4 @@
-"""Anything that callers do, in any order, beside an independent simulation of lists, without events or timers."""
+"""Random actions of callers, compared with an independent simulation by lists, without events or timers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Simulation:
         self.all: list[Simulated] = []
         self.batches: list[list[int | None]] = [[] for _ in range(instances)]
         self.cancelled: set[int] = set()
-        #: Whether several sequences have ended at one instant: which of their slots the backlog gets is open.
+        #: True if several sequences have ended at one instant: the backlog may get any of their slots.
         self.is_tied = False
 
     def ask(self, number: int, name: int, start: bool, end: bool) -> bool:
@@ -69,7 +69,7 @@ class Simulation:
                 self._end(found)
 
     def leave(self, number: int) -> None:
-        """The caller of a request that runs has gone."""
+        """Cancel a running request."""
         self.cancelled.add(number)
 
     def finish(self, instance: int) -> None:
@@ -186,7 +186,7 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
         assert scheduler.active == sum(one is not None for slots in simulation.slots for one in slots)
 
     async def turn(by_ns: int) -> None:
-        """One timer at a time, since instances are not asked in the order of their numbers."""
+        """Fire one timer at a time, because instances are not polled in the order of their numbers."""
         end_ns = simulator.clock.now_ns() + by_ns
         while (due_ns := simulator.clock.next_ns) is not None and due_ns <= end_ns:
             step(due_ns - simulator.clock.now_ns())

@@ -1,4 +1,4 @@
-"""Which requests run together, in which slots: the schedules that Triton documents, and those of its source."""
+"""Batches and slots of requests: the schedules of Triton's documentation and of its source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDLE = "max_sequence_idle_microseconds: 5000000"
 
 
 def test_direct_schedules_as_triton_documents() -> None:
-    """Two instances of two slots; sequences 0 to 5 begin in this order, so that 4 and 5 wait for a slot."""
+    """Two instances of two slots. Sequences 0 to 5 start in this order, so 4 and 5 wait for a slot."""
 
     async def scenario() -> None:
         simulator = SequenceSimulator(f"direct {{ }} {IDLE}", rows=2, instances=2)

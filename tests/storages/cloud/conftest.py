@@ -38,7 +38,7 @@ AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZ
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No variable of this machine, no file of its user, and no service of its cloud is asked."""
+    """Hide the variables, files and cloud services of this machine."""
     for name in os.environ:
         if name.startswith(_FOREIGN):
             monkeypatch.delenv(name)
@@ -55,7 +55,7 @@ def _running(*words: str | Path) -> Iterator[int]:
         assert process.stdout is not None
         try:
             port = _port_in(process.stdout)
-            rest = Thread(target=deque, args=(process.stdout, 0))  # else the pipe of its log becomes full
+            rest = Thread(target=deque, args=(process.stdout, 0))  # otherwise the pipe of its log becomes full
             rest.start()
             yield port
         finally:
@@ -216,7 +216,7 @@ def google_bucket() -> Iterator[GoogleBucket]:
 def _install_azurite(lock: Path) -> str:
     """Install Azurite by npm. Return the error; empty if it is installed."""
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # pytest's other workers want it, too
+        fcntl.flock(file, fcntl.LOCK_EX)  # shared by pytest's workers
         if (_AZURITE_FOLDER / "node_modules/.bin/azurite-blob").exists():
             return ""
         _AZURITE_FOLDER.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def _install_azurite(lock: Path) -> str:
 
 
 class Container:
-    """A container of Azurite. obstore writes to it, as there is no small client of Azure."""
+    """A container of Azurite. obstore writes to it, because there is no small client of Azure."""
 
     def __init__(self, port: int) -> None:
         from obstore.store import AzureStore

@@ -15,8 +15,10 @@ TIME = "2026-11-26T00:00:00.000Z"
 
 
 class FaultyS3:
-    """``objects`` are the contents by key. ``fault``, if it is set, is called instead of an answer, and says by its
-    result whether it has answered. ``requests`` are the paths that were asked for."""
+    """``objects`` are the contents by key. ``requests`` are the requested paths.
+
+    ``fault``, if set, may answer a request itself, and then returns True.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -61,14 +63,14 @@ class Handler(BaseHTTPRequestHandler):
         return "list-type" in self.path
 
     def answer(self, status: int, body: str, **headers: str) -> bool:
-        """Send an answer. Return True. A header Content-Length may lie."""
+        """Send an answer. Return True. The Content-Length may be false."""
         length = int(headers.pop("Content-Length", len(body)))
         self._head(status, length, headers)
         self.wfile.write(body.encode())
         return True
 
     def send_object(self, content: bytes, sent: int | None = None) -> None:
-        """Send an object, or the part of it that is asked for. If ``sent`` is given, only so many bytes of it."""
+        """Send an object or its requested range; only ``sent`` bytes of it if given."""
         wanted = self.headers.get("Range")
         tag = {"ETag": etag(content), "Last-Modified": "Thu, 26 Nov 2026 00:00:00 GMT"}
         part = content

@@ -1,4 +1,4 @@
-"""The flags: what they refuse, and where the cache lies."""
+"""The flags: refused values, and the directory of the cache."""
 
 from __future__ import annotations
 

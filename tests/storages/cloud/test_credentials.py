@@ -1,4 +1,4 @@
-"""Who asks a cloud: Triton's credential file, variables, profiles, identities, in this order."""
+"""Sources of credentials: Triton's credential file, variables, profiles, identities, in this order."""
 
 from __future__ import annotations
 

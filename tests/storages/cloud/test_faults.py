@@ -1,4 +1,4 @@
-"""A storage that refuses, fails, is slow, lies, or sends half a file: the error says which, and nothing is left."""
+"""A storage that refuses, fails, is slow, sends false or incomplete files: the error names it, and no files remain."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_refusal_has_the_text_of_the_server(
     s3.fault = lambda request: request.answer(status, error(code, "Its words."))
     message = _error_message(s3, storage.models, kind)
     assert message == f"listing 'models' failed. The storage answered: {status} {code}: Its words."
-    assert len(s3.requests) == requests  # what cannot get better is not asked again
+    assert len(s3.requests) == requests  # permanent errors are not retried
 
 
 def test_a_redirect_to_another_region_is_named(s3: FaultyS3, storage: Storage) -> None:
@@ -170,7 +170,7 @@ def test_a_large_object_in_one_response_may_be_slow(
         if request.is_listing:
             return False
         request.answer(200, "", **{"Content-Length": str(len(content)), "ETag": etag(content)})
-        with suppress(OSError):  # the first requests want parts
+        with suppress(OSError):  # the first requests are for ranges
             for step in range(steps):
                 request.wfile.write(content[step * len(content) // steps : (step + 1) * len(content) // steps])
                 s3.ending.wait(0.3)

@@ -1,4 +1,4 @@
-"""The cache: bounded, shared by servers, mended where somebody has changed it, and clean after a crash."""
+"""The cache: bounded, shared by servers, repaired after modifications, and clean after a crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Callable[..., FileCache]:
 
 
 class Source:
-    """A file to download; ``count`` downloads have begun."""
+    """A file to download. ``count`` is the number of started downloads."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.count = content, 0
@@ -83,7 +83,7 @@ def test_a_small_file_is_copied_and_a_large_one_is_linked(make: Callable[..., Fi
 
 
 def _with_its_times(path: Path, change: Callable[[], object]) -> None:
-    """Change an entry as somebody who sets its times back."""
+    """Change an entry and restore its times."""
     found = path.lstat()
     change()
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
@@ -385,7 +385,7 @@ def test_files_of_a_killed_server_are_removed_at_the_next_start(s3: FaultyS3, tm
     with _fetching(s3, tmp_path / "a") as process:
         started.wait()
         assert len(list(folder.iterdir())) == 1
-        open_storage(s3.url)  # a server that starts meanwhile removes nothing
+        open_storage(s3.url)  # another server that starts removes nothing
         assert len(list(folder.iterdir())) == 1
         process.kill()
     gate.set()

@@ -1,4 +1,4 @@
-"""What else fsspec reads: only what is allowed, and no redirects."""
+"""Other schemes of fsspec: only allowed ones, and no redirects."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_files_of_a_load_match_its_fingerprint() -> None:
     listing.models()
     listing.files("m")
     store.change("m/1/weights")
-    listing.models()  # somebody loads another model
+    listing.models()  # another model is loaded
     assert listing.last("m")["1/weights"].tag == "tag"
     listing.files("m")
     assert listing.last("m")["1/weights"].tag == "new"
@@ -147,7 +147,7 @@ def test_a_model_that_lost_a_file_is_listed_twice(monkeypatch: pytest.MonkeyPatc
     store = Kept("m/1/weights", "m/config.pbtxt")
     listing = _listing(store, settle_s=5)
     listing.models()
-    del store.stored["m/config.pbtxt"]  # somebody removes file by file
+    del store.stored["m/config.pbtxt"]  # files are removed one by one
     listing.models()
     assert set(listing.files("m")) == {"1/weights", "config.pbtxt"}
     now += 6

@@ -1,4 +1,4 @@
-"""`headrace serve` on a repository in S3, asked by Triton's client."""
+"""`headrace serve` on a repository in S3, with Triton's client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_polled_bucket_is_served_and_followed(serve: Callable[..., Headrace], 
         bucket.put(f"{prefix}/m/1/weights", b"other")
         server.wait_for_line("'m' has changed: loading it")
         server.wait_for_line("successfully loaded 'm'")
-        bucket.put(f"{prefix}/m/1/weights", b"other")  # the same again: its ETag stays
+        bucket.put(f"{prefix}/m/1/weights", b"other")  # the same content: its ETag stays
         for path in ("config.pbtxt", "1/"):
             bucket.remove(f"{prefix}/n/{path}")
         wait_until(lambda: not connection.is_model_ready("n"), "the model that is gone is not ready")

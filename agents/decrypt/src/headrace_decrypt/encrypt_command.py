@@ -28,12 +28,12 @@ class Encrypt(Command):
     example = "headrace encrypt plain/digits models/digits --key-file /etc/headrace/model-keys"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", help="the directory of the model, which holds its config.pbtxt")
+        parser.add_argument("model", help="the directory of the model, with its config.pbtxt")
         parser.add_argument("target", help="the directory to write, which must not exist")
         source = parser.add_mutually_exclusive_group(required=True)
         source.add_argument("--key-file", metavar="FILE", help="the file with the keys, private to its owner")
         source.add_argument("--key-env", metavar="NAME", help="the environment variable with the keys")
-        parser.add_argument("--key-id", metavar="ID", help="the key that encrypts; the first one by default")
+        parser.add_argument("--key-id", metavar="ID", help="the key to encrypt with; default: the first")
         parser.add_argument(
             "--plain",
             metavar="PATTERN,...",

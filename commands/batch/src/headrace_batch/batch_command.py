@@ -30,17 +30,22 @@ class BatchCommand(Command):
     help = "infer every row of a file"
     synopsis = "--model-repository DIR --model NAME --input FILE --output FILE [options]"
     description = (
-        "Infer every row of a file with a model, and write a file with as many rows. No port is opened. "
-        f"The ending of a file says what it is: {', '.join(ENDINGS)}. A job that was stopped goes on where it was, "
-        "by the same command."
+        "Infer every row of a file with a model, and write a file with the same number of rows. No port is opened. "
+        f"The ending of a file gives its format: {', '.join(ENDINGS)}. Repeat the command to resume a stopped job."
     )
     example = "headrace batch --model-repository=models --model=digits --input=in.parquet --output=out.parquet"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--model-repository", action="append", required=True, metavar="DIR", help="may be given several times")
+        add(
+            "--model-repository",
+            action="append",
+            required=True,
+            metavar="DIR",
+            help="a model repository; may be repeated",
+        )
         add("--model", required=True, metavar="NAME", help="the model")
-        add("--model-version", default="", metavar="N", help="default: the latest")
+        add("--model-version", default="", metavar="N", help="the version; default: the latest")
         add("--input", type=Path, required=True, metavar="FILE", help="the rows")
         add("--output", type=Path, required=True, metavar="FILE", help="the result")
         add(
@@ -48,15 +53,15 @@ class BatchCommand(Command):
             action="append",
             default=[],
             metavar="INPUT=COLUMN",
-            help="the column of an input; default: the one of its name. 'pixel_*' takes several columns",
+            help="the column of an input, or a pattern such as 'pixel_*' for several; default: the column of its name",
         )
         add("--outputs", default="", metavar="A,B", help="the outputs in the result; default: all")
-        add("--keep", default=None, metavar="A,B", help="the columns that are copied; default: all that are no inputs")
-        add("--stop-on-error", action="store_true", help="end at the first row that fails; default: go on, and note it")
+        add("--keep", default=None, metavar="A,B", help="the columns to copy; default: all except inputs")
+        add("--stop-on-error", action="store_true", help="end at the first failed row; default: record its error")
         add("--overwrite", action="store_true", help="replace the result if it exists")
-        add("--restart", action="store_true", help="forget what an earlier run of the job has done")
-        add("--in-flight", type=_positive, default=0, metavar="N", help="requests at a time; default: 2 per instance")
-        add("--chunk", type=_positive, default=4096, metavar="ROWS", help="rows that are kept at once; default: 4096")
+        add("--restart", action="store_true", help="discard the finished parts of an earlier run")
+        add("--in-flight", type=_positive, default=0, metavar="N", help="requests in flight; default: 2 per instance")
+        add("--chunk", type=_positive, default=4096, metavar="ROWS", help="rows in memory per chunk; default: 4096")
 
     def run(self, arguments: argparse.Namespace) -> int:
         from headrace_batch.batch_job import BatchJob, run

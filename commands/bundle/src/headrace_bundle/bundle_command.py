@@ -30,7 +30,7 @@ class BundleCommand(Command):
     help = "put server, backends and models into one archive"
     synopsis = "[make | wheels] --model-repository DIR --output PATH [options] | verify [PATH]"
     description = (
-        "make, the default: write an archive with the server, the plugins that are installed here, the engines that "
+        "make (default): write an archive with the server, the installed plugins, the engines that "
         "the models need, and the models. It is unpacked anywhere and needs the system's Python only: "
         "./NAME/headrace serve. wheels: write a folder of wheels for pip install --no-index. verify: compare a "
         "bundle, or its archive, with its manifest."
@@ -48,17 +48,22 @@ class BundleCommand(Command):
             metavar="action",
             help="see above",
         )
-        add("path", nargs="?", type=Path, help="of verify: a bundle or an archive; default: the bundle that runs")
-        add("--model-repository", action="append", default=[], metavar="DIR", help="may be given several times")
+        add("path", nargs="?", type=Path, help="for verify: a bundle or an archive; default: the running bundle")
         add(
-            "--output", type=Path, metavar="PATH", help="FILE.tar.gz, FILE.tar or FILE.tar.zst; of wheels: a new folder"
+            "--model-repository", action="append", default=[], metavar="DIR", help="a model repository; may be repeated"
+        )
+        add(
+            "--output",
+            type=Path,
+            metavar="PATH",
+            help="FILE.tar.gz, FILE.tar or FILE.tar.zst; for wheels: a new folder",
         )
         add("--overwrite", action="store_true", help="replace the output if it exists")
         add(
             "--plugins",
             default=None,
             metavar="A,B",
-            help="only these beside the engines; default: all that are installed",
+            help="only these plugins, besides the engines; default: all installed",
         )
         add(
             "--requirements",
@@ -66,16 +71,22 @@ class BundleCommand(Command):
             default=[],
             type=Path,
             metavar="FILE",
-            help="install these, too, as pip -r",
+            help="also install these, as pip -r",
         )
-        add("--latest", action="store_true", help="take the latest versions; default: those that are installed here")
+        add("--latest", action="store_true", help="use the latest versions; default: the installed ones")
         add(
             "--platform",
             default="",
             metavar="TAG",
-            help="of another machine, such as manylinux_2_28_aarch64; default: this one",
+            help="the platform of another machine, such as manylinux_2_28_aarch64",
         )
-        add("--python-version", type=_python_version, default=_HERE, metavar="3.N", help=f"default: {_HERE}")
+        add(
+            "--python-version",
+            type=_python_version,
+            default=_HERE,
+            metavar="3.N",
+            help=f"the Python version; default: {_HERE}",
+        )
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         arguments = super().parse(words)

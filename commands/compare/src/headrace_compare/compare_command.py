@@ -40,28 +40,36 @@ class Compare(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("url", nargs=2, type=_url, help="http://, https://, grpc:// or grpcs://, with the port")
-        parser.add_argument("--requests", metavar="FILE", help="recorded requests; default: made from the metadata")
+        parser.add_argument(
+            "--requests", metavar="FILE", help="recorded requests; default: generated from the metadata"
+        )
         parser.add_argument("--model", action="append", default=[], help="this model only; may be repeated")
         parser.add_argument(
-            "--count", type=_whole, default=10, metavar="N", help="made requests per model; default: 10"
+            "--count", type=_whole, default=10, metavar="N", help="generated requests per model; default: 10"
         )
-        parser.add_argument("--seed", type=_whole, default=0, help="of the made requests; default: 0")
+        parser.add_argument("--seed", type=_whole, default=0, help="seed of the generated requests; default: 0")
         parser.add_argument("--rtol", type=_tolerance, help="relative tolerance of FP16, BF16, FP32 and FP64")
-        parser.add_argument("--atol", type=_tolerance, help="absolute tolerance of the same")
+        parser.add_argument("--atol", type=_tolerance, help="absolute tolerance of the same types")
         parser.add_argument(
             "--ignore",
             action="append",
             default=[],
             metavar="FIELD",
-            help="leave out fields that begin so; may be repeated",
+            help="ignore fields with this prefix; may be repeated",
         )
         parser.add_argument(
-            "--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request"
+            "--header",
+            action="append",
+            default=[],
+            metavar="NAME:VALUE",
+            help="send this header with each request; may be repeated",
         )
         parser.add_argument(
-            "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="per request; default: 60"
+            "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="timeout of a request; default: 60"
         )
-        parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the report")
+        parser.add_argument(
+            "--format", choices=("text", "json"), default="text", help="format of the report; default: text"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the report. Return 0 without a difference, 1 with one, 2 if it cannot compare."""

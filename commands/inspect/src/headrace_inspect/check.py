@@ -48,7 +48,7 @@ class Check(Command):
     synopsis = "[options] <path> ... | --security [--json] -- [headrace serve | tritonserver] <flags of the server>"
     description = (
         "Check every model of a repository, or one model, as a load does. Exits with 1 if there is any problem. "
-        "With --security: say what a server with these flags has open to whom, without a start; exits with 1 if "
+        "With --security: list who may do what on a server with these flags, without a start; exits with 1 if "
         "something is open that --security-profile=public closes."
     )
     example = "headrace check /srv/models"
@@ -58,10 +58,10 @@ class Check(Command):
         parser.add_argument(
             "path",
             nargs="*",
-            help="directory that holds one directory per model, or that of one model; with --security, behind '--', "
+            help="a model repository, or the directory of one model; with --security, behind '--', "
             "the flags of the server",
         )
-        parser.add_argument("--security", action="store_true", help="say what the server has open to whom")
+        parser.add_argument("--security", action="store_true", help="list who may do what on the server")
         parser.add_argument(
             "--no-load", action="store_true", help="check only the configs; start no engine and load no model"
         )
@@ -76,7 +76,7 @@ class Check(Command):
             metavar="NAME:COUNT[:DEVICE]",
             help="as the flag of headrace serve; may be repeated",
         )
-        parser.add_argument("--graph", metavar="FILE.svg", help="draw the ensembles into this file, too")
+        parser.add_argument("--graph", metavar="FILE.svg", help="also draw the ensembles to this file")
         parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

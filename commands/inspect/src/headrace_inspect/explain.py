@@ -17,7 +17,7 @@ class Explain(ServerCommand):
     name = "explain"
     help = "show why the batches of a model ran"
     synopsis = "[options] <model>"
-    description = "Show why the last batches of a model ran when they did. Asks a running server."
+    description = "Show why the last batches of a model ran, from a running server."
     example = "headrace explain mlp --url http://127.0.0.1:8000"
     path = "explain"
     restricted = "statistics are"
@@ -25,7 +25,9 @@ class Explain(ServerCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="the model's name")
         self.add_server_arguments(parser)
-        parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches to show one by one")
+        parser.add_argument(
+            "--last", type=_count, default=12, metavar="N", help="the number of batches to show one by one; default: 12"
+        )
 
     def picture(self, document: Mapping[str, Any], arguments: Namespace) -> Iterator[str]:
         return picture(document, arguments.last)

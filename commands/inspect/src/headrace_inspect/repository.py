@@ -17,8 +17,8 @@ class Load(ServerCommand):
     help = "load a model of a running server, or what has changed of it"
     synopsis = "[options] <model>"
     description = (
-        "Load a model of a running server, or what has changed of it, and wait until it serves. A model whose process "
-        "has died is loaded in every control mode."
+        "Load or reload a model of a running server, and wait until it serves. A model whose process "
+        "has crashed is loaded in every control mode."
     )
     example = "headrace load digits --url http://127.0.0.1:8000"
     path = "load"
@@ -60,7 +60,7 @@ class Index(ServerCommand):
     restricted = "the index is"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--ready", action="store_true", help="only the versions that serve")
+        parser.add_argument("--ready", action="store_true", help="list only ready versions")
         self.add_server_arguments(parser, version=False)
 
     def question(self, arguments: Namespace) -> tuple[str, str, Mapping[str, Any] | None]:

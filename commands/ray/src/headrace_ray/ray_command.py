@@ -21,32 +21,40 @@ class RayCommand(Command):
     synopsis = "--model-repository URL [options] [-- flags of headrace serve]"
     description = (
         "Deploy a model repository on the Ray cluster of this machine, by Ray Serve, and end when its replicas serve. "
-        "The repository must be there on every node. 'serve status' shows the replicas, 'serve shutdown' ends them."
+        "The repository must exist on every node. 'serve status' shows the replicas, 'serve shutdown' ends them."
     )
     example = "headrace ray --model-repository=/srv/models --replicas=2"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--model-repository", action="append", required=True, metavar="URL", help="may be given several times")
-        add("--replicas", type=_positive, default=1, metavar="N", help="replicas, or the fewest of them; default: 1")
-        add("--max-replicas", type=_positive, default=None, metavar="N", help="scale up to N replicas by the load")
+        add(
+            "--model-repository",
+            action="append",
+            required=True,
+            metavar="URL",
+            help="a model repository; may be repeated",
+        )
+        add(
+            "--replicas", type=_positive, default=1, metavar="N", help="the number, or minimum, of replicas; default: 1"
+        )
+        add("--max-replicas", type=_positive, default=None, metavar="N", help="the maximum of replicas, scaled by load")
         add(
             "--target-requests",
             type=_positive,
             default=16,
             metavar="N",
-            help="with --max-replicas: requests that each replica shall have at a time; default: 16",
+            help="with --max-replicas: the target of requests in flight per replica; default: 16",
         )
         add(
             "--models-per-replica",
             type=_positive,
             default=0,
             metavar="N",
-            help="load models at their first request, and keep the last N in each replica",
+            help="load models at their first request; keep the N most recent in each replica",
         )
         add("--cpus", type=float, default=1.0, metavar="N", help="CPUs of a replica; default: 1")
         add("--gpus", type=float, default=0.0, metavar="N", help="GPUs of a replica; default: 0")
-        add("--name", default="headrace", help="the application; default: headrace")
+        add("--name", default="headrace", help="the name of the application; default: headrace")
         add("--route-prefix", default="/", metavar="PATH", help="the path before /v2; default: /")
         add("--address", default="auto", help="the Ray cluster; default: the one of this machine")
         add("flags", nargs="*", metavar="FLAG", help="flags of headrace serve, after --")

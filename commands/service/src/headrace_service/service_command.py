@@ -32,12 +32,12 @@ class ServiceCommand(Command):
         parser.add_argument(
             "--socket",
             action="store_true",
-            help="print headrace.socket: systemd listens, and starts the server at the first connection",
+            help="print headrace.socket: systemd listens and starts the server at the first connection",
         )
         parser.add_argument(
-            "--user", type=_user, default="", help="the user that the server runs as; default: one made by systemd"
+            "--user", type=_user, default="", help="the user of the server; default: a dynamic user of systemd"
         )
-        parser.add_argument("--gpu", action="store_true", help="let the server open GPU devices")
+        parser.add_argument("--gpu", action="store_true", help="allow GPU devices")
         parser.add_argument(
             "--watchdog",
             type=_from(0),

@@ -55,7 +55,7 @@ class DashboardOptions(OptionGroup):
     name: ClassVar[str] = "dashboard"
     enabled: bool = field(default=True, metadata={"help": "Show the dashboard at /dashboard."})
     log_records: int = field(
-        default=500, metadata={"help": "The last log records that the dashboard can show. 0: none."}
+        default=500, metadata={"help": "Number of log records that the dashboard can show. 0: none."}
     )
 
     def __post_init__(self) -> None:

@@ -17,11 +17,9 @@ class AccessLogOptions(OptionGroup):
     """A line for each operation of each protocol."""
 
     name: ClassVar[str] = "access-log"
-    file: str = field(
-        default="", metadata={"help": "The file that lines are appended to; '-' for standard output. Empty: no log."}
-    )
-    format: Literal["text", "json"] = field(default="text", metadata={"help": "The form of a line."})
-    sample: int = field(default=1, metadata={"help": "One of so many operations is logged; 1 for all."})
+    file: str = field(default="", metadata={"help": "The file of the access log; '-' for stdout. Empty: no log."})
+    format: Literal["text", "json"] = field(default="text", metadata={"help": "The format of a line."})
+    sample: int = field(default=1, metadata={"help": "Log one in this many operations. 1: all."})
 
     def __post_init__(self) -> None:
         if self.sample < 1:

@@ -17,15 +17,15 @@ class AuditLogOptions(OptionGroup):
     name: ClassVar[str] = "audit-log"
     file: str = field(
         default="",
-        metadata={"help": "The file that lines are appended to; 'stderr', or '-' for standard output. Empty: no log."},
+        metadata={"help": "The file of the audit log; 'stderr', or '-' for stdout. Empty: no log."},
     )
-    format: Literal["text", "json"] = field(default="text", metadata={"help": "The form of a line."})
+    format: Literal["text", "json"] = field(default="text", metadata={"help": "The format of a line."})
     refusals: int = field(
-        default=10, metadata={"help": "Refusals per second that have a line of their own. The others are counted."}
+        default=10, metadata={"help": "Maximum lines of refusals per second. Further ones are only counted."}
     )
     size: int = field(
         default=1024,
-        metadata={"help": "Size of the file in MiB, beyond which refusals are only counted. Move it to begin anew."},
+        metadata={"help": "Size of the file in MiB above which refusals are only counted. Move the file to restart."},
     )
 
     def __post_init__(self) -> None:

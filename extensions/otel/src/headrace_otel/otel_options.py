@@ -46,17 +46,17 @@ class OtelOptions(OptionGroup):
     access: bool = field(default=False, metadata={"help": "Send a record of each operation."})
     endpoint: str = field(
         default="",
-        metadata={"help": "Address of the collector. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, or this machine."},
+        metadata={"help": "URL of the collector. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, or this machine."},
     )
     protocol: Literal["http/protobuf", "grpc"] | None = field(
-        default=None, metadata={"help": "By default OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf."}
+        default=None, metadata={"help": "Protocol. Default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf."}
     )
     resource: str = field(
-        default="", metadata={"help": "Attributes of all metrics and records: <key>=<value>, with commas between."}
+        default="", metadata={"help": "Attributes of all metrics and records: <key>=<value>,<key>=<value>."}
     )
-    interval_ms: int = field(default=60_000, metadata={"help": "Time between two exports of the metrics."})
+    interval_ms: int = field(default=60_000, metadata={"help": "Milliseconds between two exports of the metrics."})
     histograms: Literal["explicit", "exponential"] = field(
-        default="explicit", metadata={"help": "The form of histograms whose bounds are powers of two."}
+        default="explicit", metadata={"help": "The kind of histograms with powers of two as bounds."}
     )
 
     def __post_init__(self) -> None:

@@ -18,9 +18,9 @@ class ShmOptions(OptionGroup):
     """Shared memory of clients, with --allow-client-shm=true."""
 
     name: ClassVar[str] = "shm"
-    max_regions: int = field(default=1024, metadata={"help": "Most regions that may be registered at once."})
+    max_regions: int = field(default=1024, metadata={"help": "Maximum number of registered regions."})
     key_prefix: str = field(
-        default="", metadata={"help": "Only segments whose key begins so may be registered; empty: all."}
+        default="", metadata={"help": "Only segments with this prefix of the key may be registered. Empty: all."}
     )
     copy_inputs: bool = field(
         default=False,

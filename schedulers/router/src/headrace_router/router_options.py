@@ -18,10 +18,10 @@ class RouterOptions(OptionGroup):
 
     name: ClassVar[str] = "router"
     shadows: int = field(
-        default=64, metadata={"help": "The most copies of requests that the shadows of one router have in flight."}
+        default=64, metadata={"help": "Maximum number of copied requests in flight to the shadow of one router."}
     )
 
-    headers: bool = field(default=False, metadata={"help": "True lets routers decide by headers of requests."})
+    headers: bool = field(default=False, metadata={"help": "Routers may decide by headers of requests."})
 
     def __post_init__(self) -> None:
         if self.shadows < 1:

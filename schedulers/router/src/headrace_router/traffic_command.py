@@ -19,22 +19,22 @@ class TrafficCommand(ServerCommand):
     name = "traffic"
     help = "show and change how a router splits its requests"
     synopsis = "[options] show <model> | set <model> <target>=<weight>..."
-    description = "Show how the requests to a router are split, or change it. Asks a running server."
+    description = "Show or change the split of requests by a router of a running server."
     example = "headrace traffic set canary digits:1=80 digits:2=20"
     path = "traffic"
     restricted = "the change is"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("action", choices=("show", "set"), help="show the split, or set it")
+        parser.add_argument("action", choices=("show", "set"), help="show or set the split")
         parser.add_argument("model", help="the router's name")
         parser.add_argument(
-            "weights", nargs="*", type=_weight, metavar="TARGET=WEIGHT", help="the weight of each target, to set it"
+            "weights", nargs="*", type=_weight, metavar="TARGET=WEIGHT", help="for set: the weight of each target"
         )
         parser.add_argument(
             "--shadow",
             type=_number,
             metavar="FRACTION",
-            help="the fraction of requests that the shadow gets, to set it",
+            help="for set: the fraction of requests that are copied to the shadow, 0 to 1",
         )
         self.add_server_arguments(parser)
 

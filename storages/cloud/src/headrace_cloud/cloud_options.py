@@ -25,32 +25,28 @@ class CloudStorageOptions(OptionGroup):
     name: ClassVar[str] = "cloud"
     schemes: str = field(
         default="",
-        metadata={"help": "Schemes beside s3, gs and as that may be read, separated by commas: 'hf,https'."},
+        metadata={"help": "Further schemes that may be read, besides s3, gs and as, such as hf,https."},
     )
     cache_directory: str = field(
         default="",
-        metadata={"help": "Where downloaded files are kept for the next load. Empty: below the temporary directory."},
+        metadata={"help": "Directory of the cache of downloaded files. Empty: below the temporary directory."},
     )
-    cache_size_mb: int = field(
-        default=20_480, metadata={"help": "The cache keeps at most so many MiB on disk. 0: it keeps nothing."}
-    )
+    cache_size_mb: int = field(default=20_480, metadata={"help": "Maximum size of the cache in MiB. 0: no cache."})
     parallel: int = field(default=8, metadata={"help": "Parts of a large file that one load downloads at once."})
-    timeout_s: float = field(
-        default=30.0, metadata={"help": "Seconds without an answer after which a request of the storage fails."}
-    )
+    timeout_s: float = field(default=30.0, metadata={"help": "Timeout in seconds of a request to the storage."})
     settle_s: float = field(
         default=5.0,
         metadata={
-            "help": "With --model-control-mode=poll: a change is loaded when the model has not changed for this long."
+            "help": "With --model-control-mode=poll: seconds without a further change before a change is loaded."
         },
     )
     ready_file: str = field(
         default="",
-        metadata={"help": "A file such as '_READY' that every complete model has, written last. Empty: none."},
+        metadata={"help": "A file, such as _READY, that is written last to each complete model. Empty: none."},
     )
     s3_addressing: Literal["auto", "path", "virtual"] = field(
         default="auto",
-        metadata={"help": "Where an S3 request has the bucket. auto: in the host for Amazon, else in the path."},
+        metadata={"help": "Place of the bucket in S3 requests. auto: the host for Amazon, otherwise the path."},
     )
     ca_file: str = field(default="", metadata={"help": "Certificates of authorities to trust, in PEM."})
 
