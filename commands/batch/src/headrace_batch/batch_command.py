@@ -37,13 +37,7 @@ class BatchCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add(
-            "--model-repository",
-            action="append",
-            required=True,
-            metavar="DIR",
-            help="a model repository; may be repeated",
-        )
+        add("--model-repository", action="append", required=True, metavar="DIR", help="may be repeated")
         add("--model", required=True, metavar="NAME", help="the model")
         add("--model-version", default="", metavar="N", help="the version; default: the latest")
         add("--input", type=Path, required=True, metavar="FILE", help="the rows")

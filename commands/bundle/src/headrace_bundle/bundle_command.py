@@ -49,15 +49,8 @@ class BundleCommand(Command):
             help="see above",
         )
         add("path", nargs="?", type=Path, help="for verify: a bundle or an archive; default: the running bundle")
-        add(
-            "--model-repository", action="append", default=[], metavar="DIR", help="a model repository; may be repeated"
-        )
-        add(
-            "--output",
-            type=Path,
-            metavar="PATH",
-            help="FILE.tar.gz, FILE.tar or FILE.tar.zst; for wheels: a new folder",
-        )
+        add("--model-repository", action="append", default=[], metavar="DIR", help="may be repeated")
+        add("--output", type=Path, metavar="PATH", help="FILE.tar.gz, .tar or .tar.zst; for wheels: a new folder")
         add("--overwrite", action="store_true", help="replace the output if it exists")
         add(
             "--plugins",
@@ -80,13 +73,7 @@ class BundleCommand(Command):
             metavar="TAG",
             help="the platform of another machine, such as manylinux_2_28_aarch64",
         )
-        add(
-            "--python-version",
-            type=_python_version,
-            default=_HERE,
-            metavar="3.N",
-            help=f"the Python version; default: {_HERE}",
-        )
+        add("--python-version", type=_python_version, default=_HERE, metavar="3.N", help=f"default: {_HERE}")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         arguments = super().parse(words)

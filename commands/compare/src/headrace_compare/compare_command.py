@@ -40,9 +40,7 @@ class Compare(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("url", nargs=2, type=_url, help="http://, https://, grpc:// or grpcs://, with the port")
-        parser.add_argument(
-            "--requests", metavar="FILE", help="recorded requests; default: generated from the metadata"
-        )
+        parser.add_argument("--requests", metavar="FILE", help="recorded requests; default: generated ones")
         parser.add_argument("--model", action="append", default=[], help="this model only; may be repeated")
         parser.add_argument(
             "--count", type=_whole, default=10, metavar="N", help="generated requests per model; default: 10"
@@ -58,18 +56,12 @@ class Compare(Command):
             help="ignore fields with this prefix; may be repeated",
         )
         parser.add_argument(
-            "--header",
-            action="append",
-            default=[],
-            metavar="NAME:VALUE",
-            help="send this header with each request; may be repeated",
+            "--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request"
         )
         parser.add_argument(
             "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="timeout of a request; default: 60"
         )
-        parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="format of the report; default: text"
-        )
+        parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the report. Return 0 without a difference, 1 with one, 2 if it cannot compare."""

@@ -37,14 +37,10 @@ class Migrate(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         parser.add_argument("input", nargs="?", help="a file, a directory, '-' for stdin, or a command line in quotes")
-        parser.add_argument(
-            "--repository", metavar="DIR", help="the model repository, to list the distributions that it needs"
-        )
+        parser.add_argument("--repository", metavar="DIR", help="the model repository, to list what it needs")
         parser.add_argument("--image", default="", help="your image of Headrace; default: headrace")
         parser.add_argument("--write", metavar="FILE|DIR", help="write the new text or repository here; must not exist")
-        parser.add_argument(
-            "--format", choices=("table", "json"), default="table", help="format of the report; default: table"
-        )
+        parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the arguments. What follows ``--`` is ``words``."""

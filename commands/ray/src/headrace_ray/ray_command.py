@@ -27,17 +27,9 @@ class RayCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add(
-            "--model-repository",
-            action="append",
-            required=True,
-            metavar="URL",
-            help="a model repository; may be repeated",
-        )
-        add(
-            "--replicas", type=_positive, default=1, metavar="N", help="the number, or minimum, of replicas; default: 1"
-        )
-        add("--max-replicas", type=_positive, default=None, metavar="N", help="the maximum of replicas, scaled by load")
+        add("--model-repository", action="append", required=True, metavar="URL", help="may be repeated")
+        add("--replicas", type=_positive, default=1, metavar="N", help="replicas, or their minimum; default: 1")
+        add("--max-replicas", type=_positive, default=None, metavar="N", help="scale up to N replicas by load")
         add(
             "--target-requests",
             type=_positive,

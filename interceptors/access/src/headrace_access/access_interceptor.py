@@ -67,7 +67,7 @@ class AccessControl(Interceptor):
         credential = caller.header("authorization")
         if operation is Operation.INFER and (permit_key := _permit_key(caller, credential)):
             principal = self._permits.get(permit_key, _NOTHING).get(model)
-            if principal is not None and _is_unambiguous(caller, permit_key, principal):
+            if principal is not None and _is_valid(caller, permit_key, principal):
                 caller.principal = principal
                 return None
         found = self._authenticate(caller, credential)
@@ -92,15 +92,9 @@ class AccessControl(Interceptor):
         """Return the principal of the caller, and the end of its credential. Raises `Unauthenticated`."""
         assert self._watcher is not None
         reading = self._watcher.check()
-        return (
-            self._identify(caller, credential)
-            if reading is None
-            else self._authenticate_later(reading, caller, credential)
-        )
+        return self._identify(caller, credential) if reading is None else self._after_check(reading, caller, credential)
 
-    async def _authenticate_later(
-        self, reading: asyncio.Task[None], caller: Caller, credential: str | None
-    ) -> Verified | str:
+    async def _after_check(self, reading: asyncio.Task[None], caller: Caller, credential: str | None) -> Verified | str:
         assert self._watcher is not None
         await self._watcher.checked(reading)
         found = self._identify(caller, credential)
@@ -145,7 +139,7 @@ class AccessControl(Interceptor):
         elif (
             isinstance(permit_key, int)
             and caller.certificate is not None
-            and _is_principal_of(caller.certificate, principal.name)
+            and _matches(caller.certificate, principal.name)
         ):
             self._permits.add_certificate(caller.certificate, model, principal.name)
 
@@ -176,7 +170,7 @@ def _permit_key(caller: Caller, credential: str | None) -> Credential | int | No
     return None if caller.certificate is None else id(caller.certificate)
 
 
-def _is_unambiguous(caller: Caller, permit_key: Credential | int, principal: str) -> bool:
+def _is_valid(caller: Caller, permit_key: Credential | int, principal: str) -> bool:
     """True if the cached permit holds: no repeated header, no other principal set by another interceptor."""
     if isinstance(permit_key, int):
         return caller.principal == principal
@@ -184,7 +178,7 @@ def _is_unambiguous(caller: Caller, permit_key: Credential | int, principal: str
     return caller.transport != "grpc" or not _has_several(caller, name)
 
 
-def _is_principal_of(certificate: Mapping[str, Any], principal: str) -> bool:
+def _matches(certificate: Mapping[str, Any], principal: str) -> bool:
     """True if ``principal`` is that of the certificate. Another interceptor may have set another one."""
     return Caller("", certificate=certificate).principal == principal
 

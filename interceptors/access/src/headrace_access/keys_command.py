@@ -37,7 +37,7 @@ class AccessKeys(Command):
             "--expires",
             default=None,
             metavar="DAY",
-            help="the first day on which the key is refused, such as 2027-01-31",
+            help="the first day without the key: 2027-01-31",
         )
         parser.add_argument("--note", default=None, help="a remark on the key, which 'list' prints")
         parser.add_argument("--key", default=None, help="for 'check': a key or a token, or - to read it from stdin")

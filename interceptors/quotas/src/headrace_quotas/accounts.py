@@ -54,16 +54,7 @@ class Account:
     Without a limit, ``step_s`` is 0 and ``slack_s`` infinite.
     """
 
-    __slots__ = (
-        "full_s",
-        "has_debt_buckets",
-        "in_flight",
-        "input_bytes",
-        "max_in_flight",
-        "slack_s",
-        "step_s",
-        "tokens",
-    )
+    __slots__ = ("full_s", "has_debts", "in_flight", "input_bytes", "max_in_flight", "slack_s", "step_s", "tokens")
 
     def __init__(self, limits: QuotaLimits, now_s: float) -> None:
         #: The requests in flight of the tenant. A `Use` counts its own.
@@ -84,14 +75,14 @@ class Account:
         self.full_s = now_s + used * self.step_s
         self.input_bytes = _bucket(self.input_bytes, rates.get("input_bytes_per_second"), now_s)
         self.tokens = _bucket(self.tokens, rates.get("output_tokens_per_minute"), now_s)
-        self.has_debt_buckets = self.input_bytes is not None or self.tokens is not None
+        self.has_debts = self.input_bytes is not None or self.tokens is not None
 
     def is_used_up(self, in_flight: int, now_s: float) -> bool:
         """True if a request is refused now."""
         return (
             in_flight >= self.max_in_flight
             or self.full_s > now_s + self.slack_s
-            or (self.has_debt_buckets and self.is_in_debt(now_s))
+            or (self.has_debts and self.is_in_debt(now_s))
         )
 
     def is_in_debt(self, now_s: float) -> bool:

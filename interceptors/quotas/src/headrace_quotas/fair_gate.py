@@ -77,7 +77,7 @@ class Use(Watch, Meter):
             (gate.metered_view is not model and gate.is_observed)
             or in_flight >= total.max_in_flight
             or full_s > now_s + total.slack_s
-            or (total.has_debt_buckets and total.is_in_debt(now_s))
+            or (total.has_debts and total.is_in_debt(now_s))
         ):
             return False
         own = self.own
@@ -90,7 +90,7 @@ class Use(Watch, Meter):
         ):
             return False
         total.full_s = (full_s if full_s > now_s else now_s) + total.step_s
-        if total.has_debt_buckets and total.input_bytes is not None:
+        if total.has_debts and total.input_bytes is not None:
             total.input_bytes.take(size_bytes, now_s)
         if own is not None:
             own.take(size_bytes, now_s)
@@ -153,24 +153,8 @@ class FairGate:
     """
 
     __slots__ = (
-        "_heap",
-        "_latest",
-        "_number",
-        "_virtual",
-        "clock",
-        "has_rows",
-        "in_flight",
-        "is_observed",
-        "is_shared",
-        "limit",
-        "metered_view",
-        "model",
-        "owner",
-        "reports_tokens",
-        "sharing",
-        "uses",
-        "view",
-        "waiting",
+        "_heap", "_latest", "_number", "_virtual", "clock", "has_rows", "in_flight", "is_observed", "is_shared",
+        "limit", "metered_view", "model", "owner", "reports_tokens", "sharing", "uses", "view", "waiting",
         "waiting_bytes",
     )  # fmt: skip
 
@@ -332,7 +316,7 @@ class QueuedRequest(Watch):
     __slots__ = ("_has_ended", "_since_s", "_timer", "_watch", "future", "is_admitted", "size_bytes", "use")
 
     def __init__(self, use: Use, caller: Caller, watch: Watch) -> None:
-        """Begin to wait. The `ended` of this watch must update, or the future be cancelled. ``watch`` is told, too."""
+        """Start to wait, until `ended` is called or the future is cancelled. Forwards `ended` to ``watch``."""
         loop = asyncio.get_running_loop()
         gate = use.gate
         self.use, self._watch, self.size_bytes = use, watch, caller.body_bytes

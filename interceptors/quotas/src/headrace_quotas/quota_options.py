@@ -16,7 +16,7 @@ class QuotaOptions(OptionGroup):
     name: ClassVar[str] = "quota"
     file: str = field(
         default="",
-        metadata={"help": "File with the quotas of each principal. It replaces --quota-rate, -burst and -in-flight."},
+        metadata={"help": "File with the quotas of principals, instead of the next three flags."},
     )
     rate: float = field(default=0, metadata={"help": "Inferences per second of one caller. 0: no limit."})
     burst: int = field(

@@ -31,9 +31,7 @@ class QuotasCommand(Command):
         who.add_argument("--principal", default=None, help="print the limits of this principal")
         who.add_argument("--anonymous", action="store_true", help="print the limits of callers without a principal")
         parser.add_argument("--model", default="", help="also print the limits for this model")
-        parser.add_argument(
-            "--workers", type=int, default=1, help="print the share of each server of this many --workers (default: 1)"
-        )
+        parser.add_argument("--workers", type=int, default=1, help="print the share of one of N --workers (default: 1)")
 
     def run(self, arguments: argparse.Namespace) -> int:
         try:

@@ -107,7 +107,7 @@ class Quotas(Interceptor):
         if (
             total.in_flight >= total.max_in_flight
             or total.full_s > now_s + total.slack_s
-            or (total.has_debt_buckets and total.is_in_debt(now_s))
+            or (total.has_debts and total.is_in_debt(now_s))
         ):
             return self._refuse(use, total.refusal(use.tenant.who, total.in_flight, now_s), now_s)
         own = use.own
