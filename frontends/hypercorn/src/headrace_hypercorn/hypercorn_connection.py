@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeAlias, cast
 
 from headrace import HeadraceError, HttpReply, InvalidArgument, OpenConnections, Pace, StrictRequests
-from headrace_hypercorn.sockets import has_closed, has_left, reset, unsent_bytes
+from headrace_hypercorn.http2_frames import FrameReader, FrameTurns
+from headrace_hypercorn.sockets import has_left, reset, unsent_bytes
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -18,8 +19,6 @@ _BEGINNING = b"HTTP/1.1 "
 _LATE = InvalidArgument("the request did not arrive in time")
 #: Bodies are handed on in pieces of so many bytes, so that it shows whether the caller takes them.
 _PIECE_BYTES = 256 * 1024
-#: hypercorn reads so many bytes of HTTP/2 in a turn of the event loop: 64 KiB may be 2,500 requests.
-_TURN_BYTES = 4096
 
 
 class App(Protocol):
@@ -44,19 +43,22 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         self,
         connections: OpenConnections,
         socket_limit: Callable[[str], int],
+        turns: FrameTurns,
         serve: Callable[[HypercornConnection, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._reader = _FrameReader(loop=loop)
+        self._reader = FrameReader(loop, turns)
         super().__init__(self._reader, self._serve, loop)
         self._connections, self._serve_by = connections, serve
         self._requests = StrictRequests(connections.limits, socket_limit)
         self._socket_transport: asyncio.Transport
         self._calls: set[_PacedCall] = set()
+        #: The tasks of hypercorn in which requests are answered.
+        self.tasks: set[asyncio.Task[None]] = set()
         self._answered = 0
         self._has_eof = False
         self._was_arriving = True
-        self._seconds = 0
+        self._seconds = self._closing_s = 0
         self.is_stopping = False
         #: Set when no further request will come.
         self.ended = asyncio.Event()
@@ -83,7 +85,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._has_eof and (passed := self._requests.pass_on(data)):
             if self._requests.is_http_2:
-                self._reader.frames_of = self._socket_transport
+                self._reader.transport = self._socket_transport
             super().data_received(passed)
         if self._requests.refusal is not None and self._answered == self._requests.whole:
             for call in self._calls:
@@ -112,6 +114,8 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._socket_transport.is_closing():
+            return
         self._writer = _Writer(self._socket_transport, self, reader, asyncio.get_running_loop())
         await self._serve_by(self, reader, self._writer)
 
@@ -143,6 +147,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         finally:
             self._calls.discard(call)
             self._answered += 1
+            self._reader.counter.answered()
             self._seconds = 0
             if self._has_eof and self._answered >= self._requests.whole:
                 self.ended.set()
@@ -201,7 +206,12 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         """The caller does not take its answers."""
         self._connections.give_up(self)
 
+    def sent(self, size_bytes: int) -> None:
+        """Record ``size_bytes`` of an answer that are handed to hypercorn."""
+        self._reader.counter.sent(size_bytes)
+
     def sweep(self) -> None:
+        self._reader.counter.renew()
         for call in tuple(self._calls):
             call.sweep()
         if self._calls:
@@ -209,11 +219,16 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             if self._has_eof and self.has_left:
                 self.abort()
             return
+        limits = self._connections.limits
+        if self._socket_transport.is_closing():  # its caller does not take the rest
+            self._closing_s += 1
+            if self._closing_s > min(limits.linger_s, self.taking_s):
+                self.abort()
+            return
         is_arriving = self._requests.is_arriving or not (self._requests.is_http_2 or self._requests.whole)
         if is_arriving is not self._was_arriving:
             self._was_arriving, self._seconds = is_arriving, 0
         self._seconds += 1
-        limits = self._connections.limits
         limit = limits.header_timeout_s if is_arriving else limits.keepalive_timeout_s
         if 0 < limit < self._seconds or (is_arriving and self.is_stopping):
             self.close()
@@ -329,26 +344,9 @@ class _PacedCall:
             await self._send(message)
         finally:
             self.is_waiting = False
-        self._moved_bytes += len(message.get("body") or message.get("bytes") or message.get("text") or b"")
-
-
-class _FrameReader(asyncio.StreamReader):
-    """Hands on HTTP/2 in small pieces, so that a flood of frames lets others take their turns.
-
-    What a client sent that has left is dropped: frames of a flood would be served for minutes after it.
-    """
-
-    #: The connection, if it speaks HTTP/2.
-    frames_of: asyncio.Transport | None = None
-
-    async def read(self, n: int = -1) -> bytes:
-        if self.frames_of is None:
-            return await super().read(n)
-        await asyncio.sleep(0)
-        if has_closed(self.frames_of.get_extra_info("socket")):
-            self.frames_of.abort()
-            raise ConnectionResetError("the client has closed the connection")
-        return await super().read(_TURN_BYTES)
+        size = len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+        self._moved_bytes += size
+        self._connection.sent(size)
 
 
 class _Writer(asyncio.StreamWriter):

@@ -14,6 +14,7 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from headrace import OpenConnections, create_app
+from headrace_hypercorn.http2_frames import FrameTurns
 from headrace_hypercorn.hypercorn_connection import HypercornConnection, Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Between two attempts to end what serves a connection that is gone.
+#: The time in which hypercorn ends what serves a lost connection by itself, and between two attempts to end it.
 _AGAIN_S = 0.1
 
 
@@ -44,8 +45,9 @@ class HypercornServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections of ``listener``, over TLS if the host has it."""
+        turns = FrameTurns()
         self._acceptor = await self._host.accept(
-            listener, lambda: HypercornConnection(self._connections, self._app.socket_limit, self._serve)
+            listener, lambda: HypercornConnection(self._connections, self._app.socket_limit, turns, self._serve)
         )
         self._connections.watch()
 
@@ -79,18 +81,22 @@ class HypercornServer:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
             connection: HypercornConnection = scope["state"]["connection"]
+            task = cast("asyncio.Task[None]", asyncio.current_task())
+            connection.tasks.add(task)
+            task.add_done_callback(connection.tasks.discard)
             await connection.answer(self._app, scope, receive, send)
 
 
 async def _end(connection: HypercornConnection, context: WorkerContext, serving: asyncio.Task[None]) -> None:
-    """hypercorn waits for the next request of a client that disconnected, unless it is told that all is over.
+    """Tell hypercorn that no further request comes. When the connection is lost, cancel its tasks until they end.
 
-    Behind a pipelined request that cannot be answered any more it does so for ever, and sometimes takes its
-    cancellation for that of a task of its own.
+    Without that, hypercorn waits for the next request of a client that disconnected. Some tasks need more than one
+    cancellation: hypercorn takes it for that of another task, or then sends an error that no client reads.
     """
     await connection.ended.wait()
     await context.terminated.set()
     await connection.lost.wait()
     while True:
-        serving.cancel()
         await asyncio.sleep(_AGAIN_S)
+        for task in (serving, *connection.tasks):
+            task.cancel()
