@@ -84,6 +84,11 @@ SABOTEURS = {
         "        self.requests += 1\n",
         '        self.requests += 1\n        if self.requests > 2:\n            raise InvalidArgument("enough")\n',
     ),
+    "blocks the event loop": (
+        "block_the_event_loop",
+        "        self.requests += 1\n",
+        '        self.requests += 1\n        __import__("time").sleep(0.3)\n',
+    ),
     "keeps the first server": (
         "two_servers",
         "        specs = self.engine",

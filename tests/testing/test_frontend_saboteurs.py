@@ -35,6 +35,11 @@ SABOTEURS = {
         "                await asyncio.sleep(0.01)\n"
         "            while line :=",
     ),
+    "blocks the event loop": (
+        "block_the_event_loop",
+        "            while line := await reader.readline():\n",
+        '            while line := await reader.readline():\n                __import__("time").sleep(0.3)\n',
+    ),
     "ignores a port in use": (
         "port_in_use",
         'raise Unavailable(f"sound: cannot listen on {address}:{port}: {error}") from error',

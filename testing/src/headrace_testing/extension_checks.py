@@ -31,7 +31,7 @@ from headrace_testing.extension_models import Refusing, installed_plugin
 from headrace_testing.frontend_models import Doubling, WaitingInstance
 from headrace_testing.imports import internal_imports
 from headrace_testing.metrics import measured
-from headrace_testing.serving import on_loop, serve
+from headrace_testing.serving import blocked_s, on_loop, serve
 from headrace_testing.socket_client import SocketClient, no_socket_is_open
 
 _MODEL = """name: "doubles" backend: "doubles" max_batch_size: 8
@@ -52,6 +52,8 @@ class ExtensionChecks:
 
     plugin: ClassVar[str]
     extension: ClassVar[str]
+    #: The maximum time that an answer may block the event loop.
+    blocking_s: ClassVar[float] = 0.25
 
     def options(self) -> Mapping[str, Any]:
         """Return the fields of `ServerOptions` that the extension needs (default: none)."""
@@ -94,6 +96,11 @@ class ExtensionChecks:
     def test_it_answers_repeated_requests(self, served: ServedExtension) -> None:
         for _ in range(3):
             self.ask(served)
+
+    def test_it_does_not_block_the_event_loop(self, served: ServedExtension) -> None:
+        self.ask(served)  # the first request may import and compile
+        blocked = blocked_s(served.server, lambda: self.ask(served), self.blocking_s)
+        assert blocked < self.blocking_s, f"an answer blocks the event loop for {blocked:.3f} s"
 
     def test_two_servers_of_one_process_do_not_mix(self, served: ServedExtension, tmp_path: Path) -> None:
         with self.serving(tmp_path) as other:

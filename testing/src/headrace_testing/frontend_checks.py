@@ -27,7 +27,7 @@ from headrace_testing.frontend_models import (
     installed_plugin,
 )
 from headrace_testing.imports import internal_imports
-from headrace_testing.serving import on_loop
+from headrace_testing.serving import blocked_s, on_loop
 
 _IO = """
 max_batch_size: 8
@@ -44,6 +44,8 @@ class FrontendChecks:
 
     plugin: ClassVar[str]
     frontend: ClassVar[str]
+    #: The maximum time that a request may block the event loop.
+    blocking_s: ClassVar[float] = 0.25
     #: The maximum time of a stop without requests in flight.
     stops_in_s: ClassVar[float] = 10.0
     #: The timeout of a check that hangs.
@@ -91,6 +93,11 @@ class FrontendChecks:
     def test_an_idle_connection_does_not_block_others(self, served: Served) -> None:
         with served.connect(), served.connect() as connection:
             assert self.infer(connection, "doubles", _X).shape == _X.shape
+
+    def test_it_does_not_block_the_event_loop(self, served: Served) -> None:
+        with served.connect() as connection:
+            blocked = blocked_s(served.server, lambda: self.infer(connection, "doubles", _X), self.blocking_s)
+        assert blocked < self.blocking_s, f"a request blocks the event loop for {blocked:.3f} s"
 
     # ------------------------------------------------------------------ start and stop
 
