@@ -13,6 +13,7 @@ import pytest
 from headrace import HeadraceError, RepositoryAgent, Server
 from headrace_testing.driving import error_of, part_of
 from headrace_testing.example import NAME
+from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import on_loop, serve
 from headrace_testing.storage_checks import NewDirectories
 
@@ -96,7 +97,7 @@ class AgentChecks:
     def test_wrong_parameters_are_refused(self, tmp_path: Path) -> None:
         wrong = self.wrong_parameters()
         if not wrong:
-            pytest.skip("it names no wrong parameters")
+            pytest.skip(f"{NOT_RUN}{self.agent}: it names no wrong parameters")
         files, _ = self.prepare(_FILES)
         source = _write(tmp_path / NAME, files)
         error = error_of(lambda: self.make(wrong).load(source, NewDirectories(tmp_path / "new", NAME)))
@@ -105,7 +106,7 @@ class AgentChecks:
     def test_a_damaged_model_is_refused_with_a_reason(self, tmp_path: Path) -> None:
         damaged = self.damage(_FILES)
         if damaged is None:
-            pytest.skip("it names no damaged model")
+            pytest.skip(f"{NOT_RUN}{self.agent}: it names no damaged model")
         files, parameters = damaged
         source = _write(tmp_path / NAME, files)
         error = error_of(lambda: self.make(parameters).load(source, NewDirectories(tmp_path / "new", NAME)))

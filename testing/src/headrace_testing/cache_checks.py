@@ -24,6 +24,7 @@ from headrace import (
 from headrace_testing.driving import part_of
 from headrace_testing.example import NAME, bytes_of, copy_of, write_model
 from headrace_testing.metrics import measured
+from headrace_testing.plugin import NOT_RUN
 
 _THREADS, _PUTS = 8, 25
 #: The maximum number of equal requests until one is answered from the cache.
@@ -101,7 +102,7 @@ class CacheChecks:
 
     def test_metrics_can_be_read_at_any_time(self, tested: ResponseCache) -> None:
         if not tested.metrics:
-            pytest.skip("it declares no metrics")
+            pytest.skip(f"{NOT_RUN}{self.cache}: it declares no metrics")
         seen = {metric.name: 0.0 for metric in tested.metrics}
         for number in range(50):
             for metric, value in measured(tested):
@@ -115,7 +116,7 @@ class CacheChecks:
 
     def test_a_remote_cache_serves_threads_at_once(self, tested: ResponseCache) -> None:
         if not tested.is_remote:
-            pytest.skip("it is called on the event loop only")
+            pytest.skip(f"{NOT_RUN}{self.cache}: it is called on the event loop only")
 
         def put_and_get(thread: int) -> list[int]:
             numbers = range(thread * 1000, thread * 1000 + _PUTS)

@@ -11,6 +11,7 @@ import pytest
 
 from headrace import Command
 from headrace_testing.driving import part_of
+from headrace_testing.plugin import NOT_RUN
 
 _LIMIT_S = 120
 
@@ -55,13 +56,13 @@ class CommandChecks:
 
     def test_it_succeeds(self) -> None:
         if self.good is None:
-            pytest.skip("it names no good arguments")
+            pytest.skip(f"{NOT_RUN}{self.command}: it names no good arguments")
         finished = self.call(*self.good)
         assert finished.returncode == 0, f"exit code {finished.returncode}: {finished.stderr}"
 
     def test_a_failure_is_reported_without_a_traceback(self) -> None:
         if self.bad is None:
-            pytest.skip("it names no bad arguments")
+            pytest.skip(f"{NOT_RUN}{self.command}: it names no bad arguments")
         finished = self.call(*self.bad)
         assert finished.returncode == 1, f"exit code {finished.returncode} instead of 1"
         assert finished.stdout + finished.stderr, "it prints nothing"

@@ -15,6 +15,7 @@ import pytest
 from headrace import OptionGroup, Server, ServerOptions, Storage
 from headrace_testing.driving import part_of
 from headrace_testing.example import NAME
+from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import on_loop
 
 _THREADS = 8
@@ -124,7 +125,7 @@ class StorageChecks:
     def test_a_new_version_does_not_change_a_fetched_one(self, opened: Storage, tmp_path: Path) -> None:
         first = _fetch(opened, "m", tmp_path / "a")
         if not first.is_relative_to(tmp_path):
-            pytest.skip("its files are used in place")
+            pytest.skip(f"{NOT_RUN}{self.storage}: its files are used in place")
         self.store({"m": {**_FILES, "1/weights": b"new"}})
         second = _fetch(opened, "m", tmp_path / "b")
         assert (first / "1/weights").read_bytes() == _LARGE
