@@ -1,11 +1,11 @@
-"""What access keys take of a request: ``python benchmarks/access.py``.
+"""Measure the cost of access keys per request: ``python benchmarks/access.py``.
 
-CPU per request to an identity model on the event loop, over HTTP and gRPC, without sockets, as `tracing` measures it.
-The key file has 10,000 principals with a key each. Each setting has a process of its own; they run in turns, and the
-least of all rounds of a thousand requests counts. With ``--bytecodes``, what Python executes for a request instead.
+CPU per request to an identity model on the event loop, over HTTP and gRPC, without sockets, as in `tracing`. The key
+file has 10,000 principals with a key each. Each setting runs in its own process; settings alternate, and the minimum of
+the rounds of 1,000 requests counts. With ``--bytecodes``, the bytecodes that Python executes per request.
 
-With ``--sockets``, CPU per request of two whole servers, with the keys and without, over HTTP (wrk) and gRPC
-(grpc_load.py) at 1 and 16 connections: they are asked in turns of a second, and medians count.
+With ``--sockets``, CPU per request of two whole servers, with and without keys, over HTTP (wrk) and gRPC (grpc_load.py)
+at 1 and 16 connections. They alternate every second, and medians count.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def cpu_us(process: int) -> float:
 
 
 def put(protocol: str, port: int, connections: int, authorization: str, seconds: float, script: Path) -> int:
-    """Put load on a server for ``seconds``. Return how many requests it has answered."""
+    """Send load to a server for ``seconds``. Return the number of answered requests."""
     if protocol == "gRPC":
         words = [sys.executable, str(Path(__file__).with_name("grpc_load.py")), str(port), "numbers", "INPUT0"]
         words += [f"--connections={connections}", f"--seconds={seconds}", f"--authorization={authorization}"]
@@ -118,7 +118,7 @@ def put(protocol: str, port: int, connections: int, authorization: str, seconds:
 
 
 def over_sockets(turns: int, seconds: float, quotas: str = "") -> None:
-    """Print what the keys take of a request; with the content of a file of ``quotas``, what these take beside keys."""
+    """Print the cost of keys per request; with the content of a file of ``quotas``, the additional cost of quotas."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "models/numbers/1").mkdir(parents=True)

@@ -1,10 +1,10 @@
-"""An engine behind a bare socket: the least that a server in Python can be.
+"""An engine behind a bare socket: the minimal server in Python.
 
-A blocking thread reads a request, has the engine compute what its body ends with, and writes that back. It knows no
-protocol to speak of, no other connection, no errors and no statistics; but like any server it is woken for every
-request, with caches that others have used meanwhile, which an engine in a loop is not.
-``bare_socket.py ENGINE FOLDER THREADS`` serves what frameworks.py has written into FOLDER, one connection after the
-other, and says of each what CPU time a request took, in microseconds.
+A blocking thread reads a request, runs the engine on the end of its body, and writes the result. It has one connection,
+and no real protocol, errors or statistics. Like any server, but unlike an engine in a loop, it is woken for every
+request, when other programs have used the CPU's caches. ``bare_socket.py ENGINE FOLDER THREADS`` serves the files that
+frameworks.py wrote to FOLDER, one connection after the other, and prints the CPU time per request of each connection in
+microseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 20
 
 
 class BareSocket:
-    """``engine`` behind a bare socket, in a process of its own. A context manager."""
+    """``engine`` behind a bare socket, in another process. A context manager."""
 
     def __init__(self, engine: str, folder: Path, threads: int) -> None:
         words = [sys.executable, __file__, engine, str(folder), str(threads)]
@@ -47,7 +47,7 @@ class BareSocket:
         self._process.communicate()
 
     def ask(self, case: Case, seconds: float) -> Direct:
-        """Put the load of ``case``, which is one connection's, on it; raises `load.LoadFailed`."""
+        """Send the load of ``case``, which has one connection. Raises `load.LoadFailed`."""
         for part_s in (min(1.0, seconds), seconds):  # the first is the warm-up
             seen = case.put(self._server, part_s)
             cpu_us = float(self._output.readline())
@@ -65,15 +65,15 @@ def _serve(engine: str, folder: Path, threads: int) -> None:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with connection:
-                if data := connection.recv(_MOST_BYTES):  # wrk looks first whether anybody listens
+                if data := connection.recv(_MOST_BYTES):  # wrk first connects once without a request
                     model = data.split(b"/", 4)[3].decode()
                     print(_answer(connection, data, calls[model], SHAPES[model.removesuffix(f"_{engine}")]), flush=True)
 
 
 def _answer(connection: socket.socket, data: bytes, call: Call, shape: tuple[int, ...]) -> float:
-    """Answer ``data`` and whatever follows; return the CPU time that a request took, in microseconds."""
+    """Answer ``data`` and the following requests. Return the CPU time per request in microseconds."""
     size, used, count = 4 * prod(shape), time.process_time(), 0
-    with suppress(ConnectionError):  # wrk goes in the middle of a request
+    with suppress(ConnectionError):  # wrk closes the connection within a request
         while data:
             end = data.index(_HEAD_END)
             begin = data.index(_SIZE) + len(_SIZE)
@@ -82,7 +82,7 @@ def _answer(connection: socket.socket, data: bytes, call: Call, shape: tuple[int
                 if not (more := connection.recv(_MOST_BYTES)):
                     raise ConnectionError
                 data += more
-            # OpenVINO takes only what may be written to.
+            # OpenVINO accepts only writable arrays.
             rows = np.frombuffer(bytearray(data), np.float32, size // 4, len(data) - size).reshape(1, *shape)
             answer = call(rows).tobytes()
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))

@@ -1,7 +1,7 @@
-"""Dynamic batching at an open-loop load of 80 % of what the server can do, beside a simulation of the same policy.
+"""Dynamic batching at an open-loop load of 80 % of the server's maximum, compared with a simulation of the same policy.
 
-How long requests were queued is what the server itself has counted, from when it had them: a generator that is late
-changes which arrivals there were, and not how long any of them waited. The oracle is given the same arrivals.
+The server itself measures how long requests are queued. So a late generator changes the arrivals, but not the measured
+waits. The simulation gets the same arrivals.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from settings import Settings
 
 OFFERED = 0.8
 SHARE_OF_ORACLE = 0.9
-#: With the 2 ms that are allowed on top, a bound of the server's histogram, so that the share below it is exact.
+#: With the allowed 2 ms more, it is a bound of the server's histogram, so that the share below it is exact.
 DELAY_US = 2096
 ALLOWED_US = DELAY_US + 2000
 MOST = 64
-#: In a closed loop, which finds out what the server can do.
+#: The connections of the closed loop that measures the server's maximum.
 CONNECTIONS = 64
-#: A generator that is later than this sends what is due in bursts, which is harder for the server and for the oracle.
+#: A generator that is later than this sends bursts, which are harder for the server and the oracle.
 LATE_US = 1000.0
 _COLUMNS = (
     "offered/s", "answered/s", "mean batch", "oracle", "share", f"queued <= {ALLOWED_US} µs", "oracle's",
@@ -76,7 +76,7 @@ def batching(settings: Settings) -> Section:
 def _run(
     section: Section, server: Running, request: Path, rate: float, seconds: float, seed: int
 ) -> tuple[float, float, Load]:
-    """The share of the oracle's mean batch, that of the requests which were queued as long as allowed, and the load."""
+    """Return the mean batch over the oracle's, the share of requests queued no longer than allowed, and the load."""
     sizes, queued = _batch_stats(server), _queued(server)
     seen = put(Order(server.http, str(request), rate, seconds, seed=seed))
     if seen.failed:
@@ -112,7 +112,7 @@ def _write_request(folder: Path) -> Path:
 
 
 def _batch_stats(server: Running) -> dict[int, tuple[int, int]]:
-    """By the rows of an execution: how many there were, and nanoseconds from stacking to splitting."""
+    """Return the number of executions by rows, and their nanoseconds from stacking to splitting."""
     stats = load.statistics_of(server, "mlp")["batch_stats"]
     assert isinstance(stats, list)
     parts = ("compute_input", "compute_infer", "compute_output")
@@ -127,7 +127,7 @@ def _less(after: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:
 
 
 def _execution(ran: Mapping[int, tuple[int, int]]) -> Callable[[int], int]:
-    """How long a batch takes, by a straight line through what batches have taken, each size by its weight."""
+    """Return the time of a batch as a linear function of its rows, fitted to the executions."""
     points = [(size, ns / count, count) for size, (count, ns) in ran.items()]
     weight = sum(count for *_, count in points)
     mean_x = sum(size * count for size, _, count in points) / weight
@@ -138,7 +138,7 @@ def _execution(ran: Mapping[int, tuple[int, int]]) -> Callable[[int], int]:
 
 
 def _queued(server: Running) -> tuple[int, int]:
-    """How many requests of mlp have waited as long as allowed at most, and how many there were."""
+    """Return the number of requests of mlp that waited no longer than allowed, and the number of all."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = dict(

@@ -1,7 +1,7 @@
-"""What dynamic batching by docs/spec/behaviours.md section 6.2 would have made of some arrivals: a simulation.
+"""Simulates dynamic batching of given arrivals, by docs/spec/behaviours.md section 6.2.
 
-Written from that section alone, event by event, and without anything of Headrace: it says what a server that loses no
-time would do. Every request has one row, and all have one shape.
+It is written from that section only, event by event, without code of Headrace: the result of a server without any
+overhead. Every request has one row, and all have the same shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Outcome:
-    """The requests of each batch, by number, and when it began; how long each request waited."""
+    """The requests of each batch by number, the begin of each batch, and the wait of each request."""
 
     batches: list[list[int]] = field(default_factory=list)
     began_ns: list[int] = field(default_factory=list)
@@ -39,13 +39,13 @@ class Outcome:
         return sum(map(len, self.batches)) / max(1, len(self.batches))
 
     def wait_ns(self, share: float) -> int:
-        """What so large a share of the requests waited at most."""
+        """Return the quantile ``share`` of the waits."""
         ordered = sorted(self.waits_ns.values())
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def simulate(arrivals_ns: Sequence[int], policy: Policy, execution_ns: Callable[[int], int]) -> Outcome:
-    """Requests that come at ``arrivals_ns``, ascending; a batch of so many rows takes ``execution_ns`` of them."""
+    """Simulate requests that arrive at ``arrivals_ns``, ascending. A batch of n rows takes ``execution_ns(n)``."""
     outcome = Outcome()
     waiting: deque[int] = deque()
     coming = now = 0
@@ -74,14 +74,14 @@ def simulate(arrivals_ns: Sequence[int], policy: Policy, execution_ns: Callable[
 
 
 def _decide(queued_ns: Sequence[int], now: int, policy: Policy) -> int:
-    """How many of those that wait are sent now; 0 to wait."""
+    """Return the number of waiting requests for the next batch; 0 to wait."""
     pending = min(len(queued_ns), policy.most)
     exceeded = now - queued_ns[0] >= policy.delay_ns
     reached = [size for size in policy.wanted if size <= pending]
     if reached and (not exceeded or not policy.delay_ns):
         return max(reached)  # 1: the largest preferred prefix
     if pending == policy.most:
-        return pending  # 2: no more fit
+        return pending  # 2: the batch is full
     if exceeded:
-        return pending  # 3: the oldest has waited long enough, or none has to
+        return pending  # 3: the delay of the oldest request is over, or there is no delay
     return 0  # 4

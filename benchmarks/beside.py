@@ -1,4 +1,4 @@
-"""A script beside itself with the sources of another commit, in turns and each in a process of its own."""
+"""Runs a script with the sources of this commit and of another one, alternately, each in its own process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def least(script: str, words: Sequence[str], turns: int, sources: Path | None) -> tuple[dict[str, float], ...]:
-    """The least of each figure that ``script --json`` prints: with ``sources``, nothing if there are none, and with
-    those of this commit."""
+    """Return the minimum of each figure that ``script --json`` prints, with ``sources`` (empty without them), and with
+    this commit."""
     theirs, ours = dict[str, float](), dict[str, float]()
     for _ in range(turns if sources else 1):
         for found, path in ((theirs, sources), (ours, None)):

@@ -1,13 +1,13 @@
-"""Thousands of callers who leave at random: whether anything is lost, doubled or left behind.
+"""Thousands of callers that cancel at random: tests that no response is lost or doubled, and that memory is freed.
 
     python benchmarks/cancellations.py [--requests 10000] [--rounds 3] [--http-server hypercorn] [--grpc-server grpcio]
 
-Callers ask over HTTP and gRPC, 64 at a time, models that execute in turns of a few milliseconds: one that batches,
-one with priorities and short queue timeouts, one whose answers are kept, and one that asks the first for each request.
-Three in four leave: they close the connection, cancel the call, or give it a deadline, after a random time, so that
-some are waiting then, some executed, and some answered. At the end of each round nothing may wait, every caller must
-have had one end, and the server must be alive; its memory is printed, and should be flat from the second round on.
-Exits with 1 if something is wrong.
+64 callers at a time send requests over HTTP and gRPC to models that execute for a few milliseconds: one that batches,
+one with priorities and short queue timeouts, one with a response cache, and one that calls the first for each request.
+Three in four cancel after a random time, while the request waits, executes, or is answered: they close the connection,
+cancel the call, or set a deadline. At the end of each round no request may wait, every caller must have had one end,
+and the server must be alive. Its memory is printed, and should be constant from the second round on. Exits with 1 after
+a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import psutil
 from tritonclient.grpc import service_pb2
 
 AT_ONCE = 64
-#: An end that has not come by then never does.
+#: The limit for the end of a request.
 PATIENCE_S = 15
 SHAPES = (
     """input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }"""
@@ -76,7 +76,7 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(answer, "y")]))
         return responses
 """
-#: Of the callers, how many leave, and how.
+#: The shares of callers, by how they cancel.
 WAYS = ("stays", "leaves", "deadline", "timeout")
 
 
@@ -143,7 +143,7 @@ class Served:
 
 
 class Callers:
-    """Who asks: each has one end, which ``ends`` counts."""
+    """The callers: each has one end, which ``ends`` counts."""
 
     def __init__(self, served: Served, chance: random.Random) -> None:
         self.served, self.chance = served, chance

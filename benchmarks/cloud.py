@@ -1,9 +1,9 @@
-"""What a model repository in S3 costs, beside obstore alone: ``python benchmarks/cloud.py``.
+"""Measure a model repository in S3, compared with obstore alone: ``python benchmarks/cloud.py``.
 
-A model of one large file and a model of many small ones are downloaded by turns: by Headrace, with an empty cache and
-with a full one; by obstore alone, in one stream and in parts; by s3fs and by obstore's store for fsspec, if they are
-installed. The least of the rounds counts. A model server lists the bucket, too, and syncs nothing to the disk, like the
-others. Then a repository of many objects is listed.
+A model of one large file and a model of many small ones are downloaded alternately: by Headrace, with an empty cache
+and with a full one; by obstore alone, in one stream and in parts; by s3fs and by obstore's store for fsspec, if they
+are installed. The minimum of the rounds counts. All of them list the bucket, and do not sync to the disk. Then a
+repository of many objects is listed.
 
 The S3 server is one of:
 
@@ -234,7 +234,7 @@ def _file(target: Path, key: str) -> Path:
 def measure(client: Callable[[Path], None], folder: Path) -> float:
     """Return the seconds of one download."""
     target = Path(tempfile.mkdtemp(dir=folder))
-    os.sync()  # what the one before has left to write
+    os.sync()  # pending writes of the previous client
     try:
         began = time.perf_counter()
         client(target)
@@ -325,7 +325,7 @@ def list_many(port: int, cache: Path, count: int) -> None:
     longest, before, ending = 0.0, time.perf_counter(), threading.Event()
 
     def watch() -> None:
-        """The longest time that another thread of the process waits for its turn."""
+        """The longest time for which another thread of the process waits for the interpreter."""
         nonlocal longest, before
         while not ending.wait(0.001):
             now = time.perf_counter()

@@ -1,18 +1,18 @@
-"""Seconds from the start of a server to its first right answer, and where they go.
+"""Measure the seconds from the start of a server to its first right answer, by stage.
 
     python benchmarks/cold_start.py COMMAND... [--repository examples/models] [--runs 7] [--drop-caches]
 
-COMMAND is what is written before ``serve``, such as ``headrace``, ``./digits/headrace`` of a bundle, or ``chroot TREE
+COMMAND is the command before ``serve``, such as ``headrace``, ``./digits/headrace`` of a bundle, or ``chroot TREE
 /opt/headrace/bin/headrace`` of an image. The repository has the model digits. ``--drop-caches`` empties the page cache
 before each start, as root: then the files come from the disk.
 
 ==============  =====================================================================================
 ``server``      interpreter, imports of the server, and options: until the first port is listened on
 ``load``        import of the engine, and the load of the model: until the log says that it is loaded
-``answer``      until the first answer, by a caller that tries again every millisecond
+``answer``      until the first answer, to a caller that retries every millisecond
 ==============  =====================================================================================
 
-The interpreter alone is measured beside it, as ``python -c pass``. Medians, and in brackets the least and the most.
+For comparison, ``python -c pass`` measures the interpreter alone. Prints medians, with minimum and maximum in brackets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STAGES = {"server": "HTTPService listens at", "load": "successfully loaded"}
 
 
 def start(command: list[str], repository: str) -> dict[str, float]:
-    """Start a server, ask it until it answers, and end it. Return the seconds of each stage."""
+    """Start a server, send requests until it answers, and stop it. Return the seconds of each stage."""
     http_port, grpc_port, metrics_port = free_ports(3)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
     addresses = [f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")]

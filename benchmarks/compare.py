@@ -4,15 +4,14 @@
     python benchmarks/compare.py --server triton=build/yardsticks/tritonserver --server headrace=.venv/bin/headrace \\
         --only pyident
 
-A server is a name and the program that serves, with flags if need be: `headrace`, or the `tritonserver` that
-yardsticks.py makes, which has the Python models only. Ratios are medians of the last server over those of the first:
-below 1 is better for latency and CPU, above 1 for the rate. A model for sequences is asked in turns with the same model
-for single requests, on each server, and one that is cached with the same that is not; the last table has what the one
-costs beside the other.
+A server is a name and a program, optionally with flags: `headrace`, or the `tritonserver` of yardsticks.py, which has
+the Python models only. Ratios are medians of the last server over those of the first: below 1 is better for latency and
+CPU, above 1 for the rate. On each server, a model for sequences alternates with the same model for single requests, and
+a cached model with the same model without the cache; the last table has the ratios of these pairs.
 
-Requests differ: those of perf_analyzer in their values, which is all that it can change, and those of loads with
-``varied-`` in ids and a header, too. Loads with ``constant-`` and those of JSON alone send one request again and again.
-Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
+Requests of perf_analyzer differ in their values only, since it cannot change more. Requests of loads with ``varied-``
+differ in ids and a header, too. Loads with ``constant-``, and JSON, repeat one request. Needs ``wrk``, and
+perf_analyzer from yardsticks.py for all but the JSON cases.
 
     python benchmarks/compare.py --server 'off=.venv/bin/headrace --allow-metrics=false' \\
         --server on=.venv/bin/headrace --only identity16
@@ -61,7 +60,7 @@ BINARY: dict[str, tuple[str, Mapping[str, Sequence[int]]]] = {
     "identity16MiB": ("identity", {"INPUT0": (4194304,)}),
 }
 JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
-#: Models for sequences, and those for single requests that each is compared with on the same server.
+#: Models for sequences, each with the model for single requests to compare with on the same server.
 SEQUENCES = {
     "sequences-direct": ("identity_direct", "identity"),
     "sequences-oldest": ("identity_oldest", "identity"),
@@ -69,28 +68,28 @@ SEQUENCES = {
     "sequences-state": ("running_sum", "doubled"),
     "sequences-python": ("pyident_direct", "pyident"),
 }
-#: Models that take part in the response cache, likewise, and what perf_analyzer is told.
+#: Models in the response cache, likewise, with the options of perf_analyzer.
 CACHED = {
     "cached16": ("identity_cached", "identity", ("--shape", "INPUT0:16")),
     "cached64KiB": ("identity_cached", "identity", ("--shape", "INPUT0:16384")),
     "cached-python16": ("pyident_cached", "pyident", ("--shape", "INPUT0:16")),
     "cached-python64KiB": ("pyident_cached", "pyident", ("--shape", "INPUT0:16384")),
 }
-#: Whose shape perf_analyzer cannot know.
+#: Models with a variable shape, which perf_analyzer needs as an option.
 OF_ANY_SIZE = {"identity", "pyident", *ENSEMBLES}
 PAIRS = {name: pair for name, (*pair, _) in CACHED.items()} | SEQUENCES
 MODELS = {model for model, _ in BINARY.values()} | {model for model, _ in PAIRS.values()}
-#: What the real Triton has here, whose only backend is Python's.
+#: The models of the real Triton here, which has only the Python backend.
 PYTHON = {"pyident", "pymlp", "three_pyidents", "two_pyidents", "pyident_direct", "pyident_cached"}
-#: Of these, more connections at a time take more memory than they tell.
+#: Models with few connections, since more would take much memory without further insight.
 FEW = {"identity1MiB": (1, 4), "identity16MiB": (1, 4)}
-#: After the name of a server that is asked for the other model of a pair.
+#: The suffix of a server's name for the other model of a pair.
 PLAIN = ", plain"
 RATIOS = ("rps", "p50_us", "p99_us", "server_us")
 
 
 def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
-    """By name, as ``tiny_add/grpc/c16``: the model that it asks, and what it does."""
+    """Return the cases by name, such as ``tiny_add/grpc/c16``, each with its model."""
     found = {}
     for name, (model, inputs) in BINARY.items():
         options = [f"{each}:{','.join(map(str, shape))}" for each, shape in inputs.items()]
@@ -114,7 +113,7 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
         for connections in CONNECTIONS:
             case = _sequences(f"{name}/http/c{connections}", model, plain, connections)
             found[case.name] = (model, case)
-        # perf_analyzer gives each request of a sequence an id of its own, and others none: the two are not alike.
+        # perf_analyzer adds ids to requests of sequences only, so its loads would not be comparable.
         lengths = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
         case = _perf_analyzer(f"{name}/grpc/c64", settings, "grpc", model, 64, lengths, plain)
         found[case.name] = (model, case)
@@ -152,7 +151,7 @@ def _perf_analyzer(
 
 
 def _sequences(name: str, model: str, plain: str, connections: int) -> Case:
-    """A sequence for each connection, or as many requests of none, from the same threads."""
+    """One sequence per connection, or as many single requests, from the same threads."""
 
     def model_on(server: Running) -> str:
         return plain if _is_plain(server) else model

@@ -1,9 +1,9 @@
-"""What open pages of the dashboard cost a server: its CPU with 0, 1 and 10 pages in a real Chromium.
+"""Measure the CPU of a server with 0, 1 and 10 open pages of the dashboard in a real Chromium.
 
     python benchmarks/dashboard.py [--pages 0,1,10] [--models 1,100,1000] [--seconds 30]
 
-Each page shows the details of a model, and polls as a page in front does. Exits with 1 if a page costs 1 % of a core or
-more, or if one does not show the state of the server any more at the end.
+Each page shows the details of a model, and polls like a visible page. Exits with 1 if a page costs 1 % of a core or
+more, or if a page does not show the current state of the server at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ input { name: "text" data_type: TYPE_STRING dims: 1 } output { name: "text" data
 
 
 def measure(browser: Browser, models: int, pages: int, seconds: float) -> float:
-    """Return the part of a core that the server takes."""
+    """Return the share of a core that the server uses."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for number in range(models):
             (Path(folder) / f"echo{number}/1").mkdir(parents=True)

@@ -1,9 +1,10 @@
-"""Headrace beside each engine alone, with as many threads.
+"""Headrace compared with each engine alone, with the same number of threads.
 
-At one connection that is the engine behind a bare socket, with the same load: client, server and engine work one after
-the other there, and the machine takes its time to wake each. At more it is the engine called in a loop, with the batch
-sizes that Headrace ran, and all share the cores: with the CPU time of the load generator and of the engine as measured,
-and the 40 us a request that the server may take, there is a bound for the rate, and at most what the engine does alone.
+- One connection: the engine behind a bare socket, with the same load. Client, server and engine run one after the
+  other, and the machine needs time to wake each.
+- More connections: the engine called in a loop, with the batch sizes of Headrace's run. All share the cores. The bound
+  of the rate follows from the CPU time of the load generator and the engine, and 40 us per request for the server. It
+  is at most the rate of the engine alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from settings import Settings, need_modules, need_wrk
 MANY = 16
 SHARE_WANTED = 0.95
 OWN_US_WANTED = 40.0
-#: Of every engine and its instance, so that what is compared computes alike.
+#: The threads of every engine and instance, so that the compared programs compute the same way.
 THREADS = 1
 COLUMNS = (
     "network", "engine", "connections", "requests/s", "the engine alone", "share", "bound", "share of the bound",
@@ -40,7 +41,7 @@ COLUMNS = (
 
 
 class ThreadSetting(NamedTuple):
-    """Instances of each worker, and threads of each instance; 0 threads are what Headrace chooses."""
+    """Instances of each worker, and threads of each instance; for 0, Headrace chooses."""
 
     instances: int
     threads: int
@@ -95,7 +96,7 @@ def _measure(
     connections: int,
     alone: Callable[[Run], Direct],
 ) -> None:
-    """A row; ``alone`` is what the engine does without Headrace after it did a run."""
+    """Return a row; ``alone`` is the result of the engine without Headrace."""
     case = _case(engine, network, connections)
     runs: list[Run] = []
     direct: list[Direct] = []
@@ -127,7 +128,7 @@ def _measure(
 
 
 def bound(run: Run, alone: Direct, connections: int) -> float:
-    """Requests a second that this machine allows, if the server takes the CPU time that it may and no more."""
+    """Return the requests per second of this machine if the server takes exactly the allowed CPU time."""
     if connections == 1:
         return alone.rows_per_s
     each_us = alone.cpu_us + run.client_us + OWN_US_WANTED
@@ -167,14 +168,14 @@ def _set_config(folder: Path, engine: str, instances: int, count: int) -> None:
 
 @contextmanager
 def _server(folder: Path, engine: str, *flags: str) -> Iterator[Running]:
-    """One with the models of one engine."""
+    """A server with the models of one engine."""
     loads = [f"--load-model={network}_{engine}" for network in FRAMEWORKS[engine].networks]
     with servers.headrace(folder, "--model-control-mode=explicit", *loads, *flags) as server:
         yield server
 
 
 def _case(engine: str, network: str, connections: int) -> Case:
-    """No two requests alike."""
+    """The load: all requests differ."""
     model = f"{network}_{engine}"
     shape = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
 

@@ -1,8 +1,7 @@
-"""What a further step of an ensemble costs: ``python benchmarks/ensembles.py``.
+"""Measure the cost of another step in an ensemble: ``python benchmarks/ensembles.py``.
 
-One identity, and ensembles of one and of three, are asked by turns in this process, by so many callers at a time; what
-is printed is CPU per request. Once with instances on threads, and once on the event loop. The least of the rounds
-counts. Needs ``headrace-ensemble``.
+Callers in this process alternate between an identity and ensembles of one and three identities. Prints CPU per request,
+with instances on threads, and on the event loop. The minimum of the rounds counts. Needs ``headrace-ensemble``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def _ensemble(models: Sequence[str]) -> str:
 
 
 async def cpu_us(server: Server, model: str, requests: int, callers: int, users: int = 0) -> float:
-    """CPU of the process per request, in microseconds. With ``users``, each request has the parameter ``user``."""
+    """Return the CPU of the process per request in us. With ``users``, requests have the parameter ``user``."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     left = requests
 

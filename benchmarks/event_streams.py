@@ -12,7 +12,7 @@ async def read_events(
 ) -> int:
     """POST ``document`` as JSON to ``path`` ``rounds`` times over each of ``connections`` at once.
 
-    Return how often ``word`` is in the answers; the default counts the events.
+    Return the number of ``word`` in the answers. By default, that is the number of events.
     """
     body, size = json.dumps(document).encode(), len(word) - 1
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))

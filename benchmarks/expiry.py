@@ -1,11 +1,11 @@
-"""How long after its deadline a request that waits is told so, with and without load.
+"""Measure the delay between the timeout of a waiting request and its error, with and without load.
 
     python benchmarks/expiry.py [--requests 400] [--load 16]
 
-One model waits for a batch that is never full, so that whatever waits for it expires, by the timeout of its queue.
-Meanwhile an identity is asked by so many callers. What is printed is how much later than its timeout each was told, in
-milliseconds, in this process. Beside each, a bare timer of the same event loop is set, and a process that does nothing
-else sleeps for as long: what they are late by is the machine's and the loop's, and the rest is Headrace's.
+One model waits for a batch that is never full, so its requests expire by the timeout of its queue. Meanwhile ``--load``
+callers send requests to an identity. Prints the delay of the errors in milliseconds, in this process. For comparison, a
+bare timer of the same event loop has the same timeout, and another process sleeps for it: their delays are those of the
+loop and of the machine, and the rest is Headrace's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from headrace import Answer, InferRequest, Server, Ticket
 
 SHAPES = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }'
-#: Waits for more rows than ever come.
+#: A model whose batch is never full.
 HELD = f"""backend: "identity" max_batch_size: 4096 {SHAPES} dynamic_batching {{
   max_queue_delay_microseconds: 600000000
   default_queue_policy {{
@@ -46,7 +46,7 @@ print(json.dumps(late))
 
 
 async def late_ms(server: Server, requests: int, load: int) -> tuple[list[float], list[float]]:
-    """How late each was told, by the queue's timer, and how late the bare timers were."""
+    """Return the delays of the errors, and the delays of the bare timers."""
     loop = asyncio.get_running_loop()
     late: list[float] = []
     bare: list[float] = []

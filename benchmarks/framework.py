@@ -1,4 +1,4 @@
-"""What an engine must say of itself to be measured."""
+"""The interface of an engine for the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ MAX_BATCH = 64
 
 
 class Framework(ABC):
-    """``name`` is what its models are called by, ``backend`` who serves them, ``threads_key`` the parameter of a config
-    for threads within an operator, ``package`` what is imported. ``networks`` are those that it is measured with, and
-    ``config`` is what its configs say besides. ``kind`` is that of its instances, as a config names it."""
+    """An engine.
+
+    - ``name``: the suffix of its models' names. ``backend``: the backend in its configs. ``package``: its import name.
+    - ``threads_key``: the parameter of a config for threads within an operator.
+    - ``networks``: the networks to measure.
+    - ``config``: further fields of its configs. ``kind``: the kind of its instances.
+    """
 
     name: ClassVar[str]
     backend: ClassVar[str]
@@ -28,18 +32,18 @@ class Framework(ABC):
 
     @abstractmethod
     def write(self, network: str, version: Path) -> None:
-        """The file of ``network`` into the directory ``version``."""
+        """Write the file of ``network`` to the directory ``version``."""
 
     @abstractmethod
     def open(self, version: Path, threads: int) -> Call:
-        """What computes FP32 rows, with ``threads`` threads, in the quickest way that its API has."""
+        """Return a function that computes FP32 rows with ``threads`` threads, by the engine's fastest API."""
 
     def threads_of(self, instances: int, threads: int) -> Mapping[str, str]:
-        """The parameters with which each of ``instances`` computes on ``threads`` threads."""
+        """Return the parameters with which each of ``instances`` computes on ``threads`` threads."""
         return {self.threads_key: str(threads)}
 
     def config_of(self, network: str, instances: int = 1, parameters: Mapping[str, str] | None = None) -> str:
-        """The text of a config.pbtxt."""
+        """Return the text of a config.pbtxt."""
         dims = ", ".join(map(str, SHAPES[network]))
         settings = "".join(
             f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'

@@ -1,4 +1,4 @@
-"""The engines: how each is given a network of networks.py, and how it is called without a server.
+"""The engines: how each writes a network of networks.py, and how each is called without a server.
 
 ``python benchmarks/frameworks.py DIR`` writes all networks for all engines that are installed: a model repository.
 """
@@ -84,7 +84,7 @@ class OpenVino(Framework):
         return call
 
     def threads_of(self, instances: int, threads: int) -> Mapping[str, str]:
-        return {self.threads_key: str(instances * threads)}  # it counts those of all instances
+        return {self.threads_key: str(instances * threads)}  # the number is for all instances
 
 
 class TensorFlow(Framework):
@@ -103,7 +103,7 @@ class TensorFlow(Framework):
         tf.saved_model.save(module, str(version / "model.savedmodel"), signatures=module.compute)
 
     def open(self, version: Path, threads: int) -> Call:
-        """A callable of a session whose operators run on the caller's thread: 20 times quicker than a signature."""
+        """Return a callable of a session with operators on the caller's thread: 20 times faster than a signature."""
         import tensorflow as tf
         from tensorflow.core.protobuf import config_pb2
 
@@ -139,9 +139,9 @@ FRAMEWORKS: dict[str, Framework] = {
 
 
 def installed(kind: str = "KIND_CPU") -> list[str]:
-    """The names of those with instances of ``kind`` that can be measured here.
+    """Return the names of the engines with instances of ``kind`` that this machine can measure.
 
-    What PyTorch compiles ahead needs a compiler for that.
+    Packages of AOTInductor need a compiler.
     """
     return [
         name
@@ -153,9 +153,9 @@ def installed(kind: str = "KIND_CPU") -> list[str]:
 
 
 def write_networks(folder: Path, engines: Sequence[str]) -> Path:
-    """``folder``, now with ``<network>_<engine>`` for each of ``engines``; a minute for all."""
+    """Write ``<network>_<engine>`` for each of ``engines`` to ``folder``, and return it. Takes a minute for all."""
     for engine in engines:
-        subprocess.run([sys.executable, __file__, engine, str(folder)], check=True)  # each in a process of its own
+        subprocess.run([sys.executable, __file__, engine, str(folder)], check=True)  # each in its own process
     return folder
 
 
@@ -169,14 +169,14 @@ def _write_networks_of(engine: str, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """What an engine does without a server; CPU time is that of the whole process."""
+    """The result of an engine without a server; CPU time is that of the whole process."""
 
     rows_per_s: float
     cpu_us: float
 
 
 class Alone:
-    """An engine in a process that has no other, and no server. A context manager."""
+    """An engine alone in a process, without a server. A context manager."""
 
     def __init__(self, engine: str, folder: Path, threads: int) -> None:
         words = [sys.executable, __file__, engine, str(folder), str(threads)]
@@ -189,7 +189,7 @@ class Alone:
         self._process.communicate()
 
     def loop(self, network: str, seconds: float, batches: Mapping[str, int]) -> Direct:
-        """Call it in a loop, with batches in the proportions of ``batches``: how often each size was executed."""
+        """Call it in a loop, with sizes in the proportions of ``batches``, the executions of each size."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([network, seconds, batches]) + "\n")
@@ -219,7 +219,7 @@ def _loop(call: Call, shape: tuple[int, ...], seconds: float, batches: Mapping[s
 
 
 def _answer_loops(engine: str, folder: Path, threads: int) -> None:
-    """What `Alone` speaks to: a loop for each line, and its figures as JSON."""
+    """The process of `Alone`: runs a loop for each line, and prints its figures as JSON."""
     calls = {
         each: FRAMEWORKS[engine].open(folder / f"{each}_{engine}" / "1", threads)
         for each in FRAMEWORKS[engine].networks

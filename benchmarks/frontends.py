@@ -1,9 +1,9 @@
-"""What frontends take of a request, from what a socket gives to what it is given: ``python benchmarks/frontends.py``.
+"""Measure the CPU of frontends per request, without sockets: ``python benchmarks/frontends.py``.
 
-CPU per request in one process, without sockets, schedulers and executions: a connection is handed the bytes of
-requests, and the model answers at once with what it was given. The least of many rounds counts. The requests of one
-kind differ in what its name says, and those called constant in nothing: what a server recognizes is the difference.
-With ``--beside SOURCES``, the ``core/src`` of another commit, both are asked in turns; the ratio is this one's to that.
+It runs in one process, without schedulers and executions: a connection gets the bytes of requests, and the model
+returns its input at once. The minimum of many rounds counts. The name of a kind lists the parts in which its requests
+differ; constant ones are equal, so the difference is the gain of caches of parsed parts. With ``--beside SOURCES``, the
+``core/src`` of another commit, both alternate; the ratio is this commit's to the other's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headrace_http.open_connections import NativeConnections
 from headrace_http.protocol import HttpProtocol
 from headrace_http.routes import Routes
 
-#: Requests of a kind, which differ as it says: more than any server remembers. So many of them are sent in a round.
+#: The requests of a kind, more than any cache of the server holds, and the requests of a round.
 COUNT, ROUND = 2560, 16
 _CONFIG = """backend: "identity" max_batch_size: 64
 input [{ name: "INPUT0" data_type: TYPE_%s dims: [ -1 ] optional: true }, { name: "INPUT1" data_type: TYPE_%s
@@ -52,7 +52,7 @@ Inputs: TypeAlias = "dict[str, np.ndarray[Any, Any] | list[bytes]]"
 
 
 class Kind:
-    """What the requests of one kind have: number to id, header, parameters, and inputs."""
+    """The parts of requests of one kind, as functions of their number: id, header, parameters, and inputs."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ def _message(kind: Kind, n: int) -> bytes:
 
 
 def _grpc(kind: Kind, n: int, encoder: hpack.Encoder, learns: bool) -> tuple[bytes, bytes]:
-    """A header block, and a message with its prefix. A client that ``learns`` puts what is new into its table."""
+    """Return a header block, and a message with its prefix. A client that ``learns`` adds new fields to its table."""
     names = [(":method", "POST"), (":scheme", "http"), (":path", "/inference.GRPCInferenceService/ModelInfer")]
     names += [(":authority", "127.0.0.1:8001"), ("te", "trailers"), ("content-type", "application/grpc")]
     names += [("user-agent", "grpc-c++/1.54.3 grpc-c/31.0.0 (linux; chttp2)")]
@@ -178,7 +178,7 @@ def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
 
 
 class Wire(asyncio.Transport):
-    """Takes what is written."""
+    """Collects the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,17 +198,17 @@ class Wire(asyncio.Transport):
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits here."""
+        """Do nothing: no request waits here."""
 
     def pause_reading(self) -> None:
-        """There is nobody to pause."""
+        """Do nothing: there is no socket."""
 
     def resume_reading(self) -> None:
-        """There is nobody who goes on."""
+        """Do nothing: there is no socket to resume."""
 
 
 class Echo(Engine):
-    """Answers at once: what comes in goes out."""
+    """Returns the inputs at once."""
 
     def __init__(self, server: Server) -> None:
         self.__dict__.update(server.engine.__dict__)
@@ -258,7 +258,7 @@ def _grpc_sender(engine: Engine, requests: list[tuple[bytes, bytes]], learns: bo
     _feed(connection, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"\0\4" + struct.pack(">I", 1 << 30)))
     _feed(connection, _frame(8, 0, 0, struct.pack(">I", (1 << 31) - 1 - 65535)))
     number = 1
-    if not learns:  # what all have in common is in the table, and stays there
+    if not learns:  # the common fields are in the table, and stay there
         _feed(connection, _frame(1, 5, 1, requests[0][0]))
         number, requests[0] = 3, (requests[1][0], requests[0][1])
     endless = cycle(requests)
@@ -276,7 +276,7 @@ def _grpc_sender(engine: Engine, requests: list[tuple[bytes, bytes]], learns: bo
 
 
 def _bare_sender(requests: Sequence[bytes]) -> tuple[Callable[[], None], Wire]:
-    """What the libraries take of the same bodies, which is the least that a frontend in Python can take of JSON."""
+    """Return the time of the libraries for the same bodies: the minimum of a frontend in Python for JSON."""
     endless, wire = cycle([data.partition(b"\r\n\r\n")[2] for data in requests]), Wire()
 
     def send() -> None:
@@ -310,7 +310,7 @@ def senders(engine: Engine, chosen: str) -> Iterator[tuple[str, Callable[[], Non
 
 
 async def measure(server: Server, rounds: int, chosen: str, shows: bool) -> dict[str, float]:
-    """The least µs for a request of each kind."""
+    """Return the minimum µs of a request of each kind."""
     engine = Echo(server)
     least: dict[str, float] = {}
     all_of_them = list(senders(engine, chosen))

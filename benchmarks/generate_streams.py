@@ -1,8 +1,8 @@
-"""What an event of generate_stream costs beyond its model: ``python benchmarks/generate_streams.py``.
+"""Measure the cost of an event of generate_stream beyond its model: ``python benchmarks/generate_streams.py``.
 
 16 clients read streams of a decoupled Python model, which runs in a thread of the server. The CPU of the server per
-event is compared with that of the same model, asked in the same turns without a frontend (`Engine.responses`). The
-least of several rounds counts. Needs headrace-generate and headrace-python.
+event is compared with the same model without a frontend (`Engine.responses`); both alternate. The minimum of several
+rounds counts. Needs headrace-generate and headrace-python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from event_streams import read_events
 from headrace import InferRequest, Server
 
 STREAMS, EVENTS = 16, 500
-#: The target for what generate_stream adds to the model.
+#: The target for the cost of generate_stream beyond the model.
 TARGET_US = 25.0
 _CONFIG = """backend: "python" model_transaction_policy { decoupled: true }
 input { name: "text" data_type: TYPE_STRING dims: 1 } output { name: "token" data_type: TYPE_STRING dims: 1 }
@@ -73,7 +73,7 @@ def served_us(folder: Path, rounds: int) -> float:
 
 
 def alone_us(folder: str, rounds: int) -> float:
-    """Return the CPU of the model per response, without a frontend. In a process of its own."""
+    """Return the CPU of the model per response, without a frontend, in another process."""
     with Server(folder) as server:
 
         async def ask() -> None:

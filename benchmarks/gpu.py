@@ -1,8 +1,8 @@
-"""Headrace on a GPU beside each engine alone.
+"""Headrace on a GPU, compared with each engine alone.
 
-At one connection that is the engine behind a bare socket, with the same load. At more it is the engine called in a
-loop in a process of its own, with the batch sizes that Headrace ran: rows from host memory, compute, rows back to host
-memory. Needs a CUDA device, ``wrk``, and PyTorch or ``onnxruntime-gpu``.
+For one connection, the engine is behind a bare socket, with the same load. For more, another process calls the engine
+in a loop, with the batch sizes of Headrace's run: rows from host memory, compute, rows back to host memory. Needs a
+CUDA device, ``wrk``, and PyTorch or ``onnxruntime-gpu``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from servers import Running
 from settings import Missing, Settings, need_modules, need_wrk
 
 CONNECTIONS = (1, 16, 64)
-#: Instances, and whether they live in a process of their own, with an interpreter's lock of its own.
+#: The number of instances, and True if each has its own process, and so its own interpreter's lock.
 SETTINGS = {"1": (1, "thread"), "2": (2, "thread"), "1 in a process": (1, "process")}
 SHARE_WANTED = 0.95
 COLUMNS = (
@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 def device_name() -> str:
-    """The name of GPU 0. Raises `Missing` if there is none."""
+    """Return the name of GPU 0. Raises `Missing` if there is none."""
     if shutil.which("nvidia-smi") is None:
         raise Missing("a CUDA device")
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]

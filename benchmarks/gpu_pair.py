@@ -1,7 +1,7 @@
-"""Two models of one server on one GPU: each with the GPU to itself, and both under load at once.
+"""Two models of one server on one GPU: each alone, and both under load at once.
 
-The sum of the two shares says what sharing costs: 100 % if the GPU does as much work as before. Needs a CUDA device,
-``wrk``, and PyTorch or ``onnxruntime-gpu``.
+The sum of the two shares is the throughput of sharing: 100 % if the GPU does as much work as before. Needs a CUDA
+device, ``wrk``, and PyTorch or ``onnxruntime-gpu``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Unary inferences over gRPC of which no two are alike: an id, a trace id among the metadata, and values of their own.
+"""Sends unary inferences over gRPC that all differ: in the id, a trace id in the metadata, and the values.
 
     python benchmarks/grpc_load.py PORT MODEL INPUTS --connections 16 --seconds 3 [--constant]
 
-perf_analyzer sends one request again and again, which flatters a server that remembers what it has parsed. Prints one
-line of JSON. A connection has one request at a time. Speaks as much HTTP/2 as that takes, and no more.
+perf_analyzer repeats one request, which favours a server that caches parsed requests. Prints one line of JSON. A
+connection has one request at a time. Implements only the HTTP/2 that this needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def message(model: str, inputs: list[str], number: int) -> bytes:
-    """A framed request with 16 floats for each input; ``number`` makes it differ, below 0 it has no id."""
+    """Return a framed request with 16 floats per input, unique by ``number``; below 0, it has no id."""
     sent = pb.ModelInferRequest(model_name=model, id=f"request-{number}" if number >= 0 else "")
     for name in inputs:
         sent.inputs.add(name=name, datatype="FP32", shape=[1, 16])
@@ -46,7 +46,7 @@ def message(model: str, inputs: list[str], number: int) -> bytes:
 
 
 def varied(model: str, inputs: list[str]) -> Iterator[tuple[bytes, bytes]]:
-    """The header that is a request's own, and its message; without end, and more than any server remembers."""
+    """Yield the unique header and the message of each request, without end, more than any server caches."""
     made = [message(model, inputs, number) for number in range(4096)]
     number = 0
     while True:
@@ -61,7 +61,7 @@ def constant(model: str, inputs: list[str]) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Load:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, requests: Iterator[tuple[bytes, bytes]], fields: tuple[tuple[str, str], ...]) -> None:
         self.requests, self.fields = requests, fields
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._first, self._block = (encoder.encode(list(load.fields), huffman=False) for _ in range(2))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is no subclass
         window = struct.pack(">HI", 4, _MOST)
         hello = frame(_SETTINGS, 0, 0, window) + frame(8, 0, 0, struct.pack(">I", _MOST - 65535))
         self._transport.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hello)
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
 async def run(
     port: int, requests: Iterator[tuple[bytes, bytes]], connections: int, seconds: float, authorization: str = ""
 ) -> dict[str, float]:
-    """Requests per second, and their latencies in microseconds. Raises `SystemExit` if one was not answered.
+    """Return requests per second, and latencies in microseconds. Raises `SystemExit` if a request was not answered.
 
     Requests have the header ``authorization``, unless it is empty.
     """

@@ -1,4 +1,4 @@
-"""Tensors of 16 MiB there and back, beside ASGI servers that only echo bodies."""
+"""Tensors of 16 MiB in both directions, compared with ASGI servers that echo bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load generators. Each call puts load on one server for some seconds and says what it saw."""
+"""Load generators. Each call sends load to one server for some seconds and returns the figures."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from pathlib import Path
 
 from servers import Running
 
-#: Answers have shorter heads.
+#: The most bytes of a response's head.
 HEAD_BYTES = 4096
-#: The script of wrk with which no two requests are alike.
+#: The script of wrk whose requests all differ.
 VARIED = Path(__file__).resolve().parent / "varied.lua"
-#: That with which they are of sequences, if its argument says so.
+#: The script of wrk for requests of sequences, by its argument.
 SEQUENCES = VARIED.with_name("sequences.lua")
 GRPC_LOAD = VARIED.with_name("grpc_load.py")
-#: Sets of values that perf_analyzer is given, and the floats that all of them may have before they become fewer.
+#: The sets of values for perf_analyzer, fewer if all together would have more floats than this limit.
 _STEPS, _STEPS_FLOATS = 256, 1 << 20
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
 
 
 class LoadFailed(RuntimeError):
-    """A load generator gave no figures: it failed, found none that are stable, or not all of its requests succeeded."""
+    """A load generator has no result: it failed, the figures were unstable, or a request failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a load generator reports; ``client_s`` is the CPU time that it took itself."""
+    """The report of a load generator; ``client_s`` is its own CPU time."""
 
     rps: float
     p50_us: float
@@ -80,7 +80,7 @@ def json_body(model: str, inputs: dict[str, int]) -> Body:
 
 
 def binary_body(model: str, inputs: dict[str, tuple[int, ...]]) -> Body:
-    """FP32 inputs of zeros, name to shape, in the binary extension, and binary outputs asked for."""
+    """FP32 inputs of zeros, name to shape, in the binary extension, with binary outputs."""
     sizes = {name: 4 * _product(shape) for name, shape in inputs.items()}
     tensors = [
         {"name": name, "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": sizes[name]}}
@@ -100,9 +100,9 @@ def wrk(
     threads: int = 1,
     arguments: Sequence[str] = (),
 ) -> Seen:
-    """``seconds`` of requests over HTTP: all with ``body``, or as ``script`` makes them, which is given ``arguments``.
+    """Send requests over HTTP for ``seconds``: all with ``body``, or from ``script`` with its ``arguments``.
 
-    Raises `LoadFailed` if one of them was not answered 200.
+    Raises `LoadFailed` if the status of a response is not 200.
     """
     with tempfile.TemporaryDirectory() as folder:
         if script is None:
@@ -146,11 +146,11 @@ def perf_analyzer(
     *extra: str,
     varied: Mapping[str, Sequence[int]] | None = None,
 ) -> Seen:
-    """Three windows of ``seconds / 3``, which are to differ by whatever they like; on a machine that others rob,
-    perf_analyzer still refuses some. Raises `LoadFailed` then.
+    """Measure three windows of ``seconds / 3``, which may differ by any amount.
 
-    The values of the inputs in ``varied``, name to shape, are others from request to request; those of the rest are
-    chosen once. It has neither an id nor a header to give them, but for the ids of sequences.
+    The values of the inputs in ``varied``, name to shape, change from request to request; the others are chosen once.
+    perf_analyzer cannot set ids or headers, except for the ids of sequences. Raises `LoadFailed` if perf_analyzer finds
+    the windows unstable nevertheless, as on a busy machine.
     """
     port = server.grpc if protocol == "grpc" else server.http
     with tempfile.NamedTemporaryFile(suffix=".csv") as table, tempfile.NamedTemporaryFile("w", suffix=".json") as data:
@@ -170,7 +170,7 @@ def perf_analyzer(
 
 
 def _steps(varied: Mapping[str, Sequence[int]]) -> list[dict[str, object]]:
-    """So many that no two requests in flight are alike; fewer where they are large."""
+    """Return the number of sets: enough for all requests in flight to differ, fewer for large inputs."""
     sizes = {name: _product(shape) for name, shape in varied.items()}
     steps: list[dict[str, object]] = []
     for number in range(max(4, min(_STEPS, _STEPS_FLOATS // sum(sizes.values())))):
@@ -183,7 +183,7 @@ def _steps(varied: Mapping[str, Sequence[int]]) -> list[dict[str, object]]:
 
 
 def grpc(server: Running, model: str, inputs: str, connections: int, seconds: float, constant: bool = False) -> Seen:
-    """Requests of which no two are alike, or one again and again. Raises `LoadFailed` if one was not answered."""
+    """Send requests that all differ, or one repeatedly. Raises `LoadFailed` if a request was not answered."""
     command = [sys.executable, str(GRPC_LOAD), str(server.grpc), model, inputs]
     command += [f"--connections={connections}", f"--seconds={seconds}", *(["--constant"] if constant else [])]
     text, client_s = _run(command)
@@ -192,7 +192,7 @@ def grpc(server: Running, model: str, inputs: str, connections: int, seconds: fl
 
 
 def one_by_one(server: Running, body: Body, seconds: float) -> Seen:
-    """One connection, for large bodies: the answer is read and thrown away."""
+    """Use one connection, for large bodies: the response is read and discarded."""
     before = os.times()
     times_s: list[float] = []
     head = "".join(f"{name}: {value}\r\n" for name, value in body.headers.items())
@@ -215,7 +215,7 @@ def one_by_one(server: Running, body: Body, seconds: float) -> Seen:
 
 
 def statistics_of(server: Running, model: str) -> dict[str, object]:
-    """``/v2/models/MODEL/stats`` of the only version."""
+    """Return ``/v2/models/MODEL/stats`` of the only version."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http}/v2/models/{model}/stats", timeout=10) as answer:
         document: dict[str, object] = json.load(answer)["model_stats"][0]
     return document
@@ -223,7 +223,7 @@ def statistics_of(server: Running, model: str) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Requests that a model has answered, rows that it has run, and executions: of all processes of a server."""
+    """Return the requests that a model answered, its rows, and its executions, of all processes of a server."""
 
     successes: int
     rows: int
@@ -231,7 +231,7 @@ class Counted:
 
 
 def counted_by(server: Running, model: str) -> Counted:
-    """What the metrics page says."""
+    """Return the text of the metrics page."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=10) as answer:
         page = answer.read().decode()
 
@@ -262,7 +262,7 @@ def _read_answer(connection: socket.socket, buffer: memoryview) -> None:
 
 
 def _run(command: list[str]) -> tuple[str, float]:
-    """Output, and CPU seconds, of a command; raises `LoadFailed` with the output if it fails."""
+    """Return the output and the CPU seconds of a command. Raises `LoadFailed` with the output if it fails."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process.stdout:

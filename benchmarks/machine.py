@@ -1,4 +1,4 @@
-"""What processes cost: CPU time and memory of process trees, and how busy the machine is otherwise."""
+"""Measures the CPU time and the memory of process trees, and the load of the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """CPU seconds used so far: by a process tree, by the whole machine, and what it had to give."""
+    """Return CPU seconds so far: used by a process tree, used by the machine, and available."""
 
     tree_s: float
     busy_s: float
@@ -30,14 +30,14 @@ def read(pid: int) -> Reading:
     cpu = 0.0
     for process in tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
-            cpu += sum(process.cpu_times()[:4])  # user, system, and those of reaped children
+            cpu += sum(process.cpu_times()[:4])  # user and system time, also of reaped children
     times = psutil.cpu_times()
     total = sum(times[:8])  # guest time, which follows, is in user time already
     return Reading(cpu, total - times.idle - times.iowait, total)
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of the tree, in MiB."""
+    """Return the resident memory of the tree in MiB."""
     total = 0
     for process in tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):

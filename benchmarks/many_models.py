@@ -1,11 +1,11 @@
-"""What many models cost: the start of a server that has them, and a poll of a repository in which nothing changes.
+"""Measure the cost of many models: the start of a server, and a poll of a repository without changes.
 
     python benchmarks/many_models.py [--loaded 200] [--network digits] [--polled 2000] [--rounds 5]
 
 - **load**: a server of ONNX models (a network of networks.py, one instance and one thread each), from its start until
-  it is ready, without what a server of one model takes. Beside it, a process that makes as many sessions in as
-  many threads, without what it takes for one. In turns; the least of the rounds counts.
-- **poll**: the CPU of one poll in control mode ``poll``, as a server makes it.
+  it is ready, minus the time of a server of one model. For comparison, a process that creates as many sessions in as
+  many threads, minus its time for one. Both alternate; the minimum of the rounds counts.
+- **poll**: the CPU of one poll of a server in control mode ``poll``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.storage.repositories import Repositories
 
 #: The default of ``--model-load-thread-count``.
 THREADS = ServerOptions().model_load_thread_count
-#: Wanted at most: the time of a load over that of its sessions, and the CPU of a poll in s.
+#: The targets: the time of a load over that of its sessions, and the CPU of a poll in s.
 WANTED_RATIO, WANTED_POLL_S = 1.2, 0.5
 
 
@@ -47,7 +47,7 @@ class Cost:
 
 
 def write(folder: Path, count: int, network: str = "digits") -> Path:
-    """Return ``folder`` as a repository of ``count`` models with complete configs, whose files are one."""
+    """Write a repository of ``count`` models with complete configs and one common file to ``folder``. Return it."""
     engine = OnnxRuntime()
     for number in range(count):
         version = folder / f"{network}_{number}" / "1"
@@ -61,13 +61,13 @@ def write(folder: Path, count: int, network: str = "digits") -> Path:
 
 
 def of_a_server(repository: Path) -> Cost:
-    """Return what the start takes until the server is ready."""
+    """Return the time and the CPU from the start until the server is ready."""
     with servers.headrace(repository, "--plugins=onnxruntime", "--log-info=false") as server:
         return Cost(server.start_s, machine.read(server.pid).tree_s)
 
 
 def of_sessions(repository: Path, threads: int) -> Cost:
-    """Return what a process takes that makes a session of every model on ``threads`` threads."""
+    """Return the time and the CPU of a process that creates a session of every model on ``threads`` threads."""
     command = [sys.executable, __file__, "--sessions", str(repository), str(threads)]
     started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
@@ -88,7 +88,7 @@ def make_sessions(repository: Path, threads: int) -> None:
 
 
 def poll_s(repository: Path, polls: int) -> float:
-    """Return the least CPU of one poll, in s."""
+    """Return the minimum CPU of one poll in s."""
     options = ServerOptions(model_repository=(str(repository),), model_control_mode="poll")
     repositories = Repositories(options, Plugins.discover(()).storages)
     found = []

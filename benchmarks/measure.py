@@ -1,4 +1,4 @@
-"""Runs the same load on several servers in turns (A, B, B, A, ...) and takes medians."""
+"""Runs the same load on alternating servers (A, B, B, A, ...) and takes medians."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from load import Counted, LoadFailed, Seen, counted_by, statistics_of
 from servers import Running
 
 T = TypeVar("T")
-#: So often a run is begun before it is given up.
+#: The attempts of a run.
 TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of load. ``put`` puts it on a server for so many seconds; ``model`` maps the name
-    of a server to the model asked there."""
+    """One kind of load. ``put(server, seconds)`` sends it; ``model`` maps the name of a server to its model."""
 
     name: str
     model: Callable[[Running], str]
@@ -30,9 +29,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. ``server_us`` is CPU per request of the server's process tree; ``other`` the share
-    of the machine that neither server nor load generator took: the noise. ``batch`` is the mean of all executions, and
-    ``batches`` how many there were of each size, of a server of one process."""
+    """One run.
+
+    - ``server_us``: CPU per request of the server's process tree.
+    - ``other``: the share of the machine that other programs used.
+    - ``batch``: the mean batch size of all executions.
+    - ``batches``: the executions of each size, for a server of one process.
+    """
 
     rps: float
     p50_us: float
@@ -46,7 +49,7 @@ class Run:
 
 
 def compare(case: Case, servers: Sequence[Running], runs: int, seconds: float) -> dict[str, list[Run]]:
-    """``runs`` runs on each server, interleaved, after a short warm-up; less those that were given up.
+    """Return the successful ones of ``runs`` runs on each server, interleaved, after a short warm-up.
 
     Raises `LoadFailed` if a server has none.
     """
@@ -70,7 +73,7 @@ def compare(case: Case, servers: Sequence[Running], runs: int, seconds: float) -
 
 
 def _try(case: Case, server: Running, what: str, put: Callable[[], T]) -> T | None:
-    """What ``put`` gives, at the first of `TRIES` that does not fail; None if there is none, and a line says so."""
+    """Return the result of ``put``, after at most `TRIES` attempts. If all fail, print a line and return None."""
     for attempt in range(1, TRIES + 1):
         try:
             return put()
@@ -106,7 +109,7 @@ def measure(case: Case, server: Running, seconds: float) -> Run:
 
 
 def median(runs: Sequence[Run], field: str) -> float:
-    """Of one numeric field of `Run`."""
+    """Return the median of one numeric field of `Run`."""
     values: list[float] = [getattr(run, field) for run in runs]
     return statistics.median(values)
 
@@ -116,7 +119,7 @@ def as_json(found: dict[str, list[Run]]) -> dict[str, object]:
 
 
 def _counts(server: Running, model: str) -> tuple[Counted, dict[str, int]]:
-    """What the model has done, and its executions by batch size; nothing where there are no statistics."""
+    """Return the counts of the model, and its executions by batch size; empty without statistics."""
     if not server.has_statistics:
         return Counted(0, 0, 0), {}
     batches = statistics_of(server, model).get("batch_stats", [])

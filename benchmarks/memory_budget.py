@@ -1,13 +1,12 @@
-"""Attacks on the memory of a server: whether it stays within ``--memory-budget``, answers others, and lives.
+"""Attacks on the memory of a server: tests that it stays within ``--memory-budget``, answers others, and survives.
 
     python benchmarks/memory_budget.py [--budget 1073741824] [--callers 1000] [--only NAME,...] [--ulimit BYTES]
                                        [--cgroup DIRECTORY] [--http-server hypercorn]
 
-Each attack gets a new server with a model that returns its input. Beside it, health is asked 50 times per second on a
-connection of its own, and a request of 1 MiB once per second. For each attack, one line says: the highest resident
-memory above that at rest, in parts of the budget; p50, p99 and the longest time of health; what the attackers were
-answered; and what the others were. Exits with 1 if memory is over the budget plus 20 %, health has a p99 over 50 ms, or
-the server ends.
+Each attack has a new server with a model that returns its input. Meanwhile another caller requests health 50 times per
+second, and 1 MiB once per second. Prints one line per attack: the maximum growth of resident memory over the budget;
+p50, p99 and maximum of health; and the statuses of the attackers and of the others. Exits with 1 if memory is over the
+budget plus 20 %, health has a p99 over 50 ms, or the server exits.
 
 =============  ======================================================================================================
 ``slow``       callers that each send 16 MiB over HTTP, at 0.5 MiB/s
@@ -21,7 +20,7 @@ the server ends.
 =============  ======================================================================================================
 
 ``--ulimit`` limits the addresses of the server (``ulimit -v``), ``--cgroup`` puts it into an existing control group of
-version 1 or 2; the budget is then the default, unless it is given.
+version 1 or 2. Without ``--budget``, the budget is then the server's default.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Server:
         self.metrics = self.ports["Metrics"]
 
     def drain(self) -> None:
-        """Read the log, so that the server does not wait for it."""
+        """Read the log, so that the server does not block on it."""
         assert self.process.stderr is not None
         self.log += self.process.stderr
 
@@ -110,7 +109,7 @@ class Server:
 
 
 def infer(size: int, extra: str = "") -> bytes:
-    """Return the head of a request with ``size`` bytes in binary, which wants its output in binary."""
+    """Return the head of a request with ``size`` bytes of binary input, and binary output."""
     tensor = {"name": "IN", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
     document = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     head = (
@@ -121,7 +120,7 @@ def infer(size: int, extra: str = "") -> bytes:
 
 
 async def ask(port: int, head: bytes, pieces: int, piece: bytes, pause_s: float, reads: bool = True) -> str:
-    """Send ``head`` and the ``pieces``. Return the status of the answer, or what happened instead."""
+    """Send ``head`` and the ``pieces``. Return the status of the response, or a word for another end."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=MIB)
     except OSError:
@@ -320,7 +319,7 @@ class Others:
 
 
 def watch(http: int, pid: int) -> None:
-    """Run `Others` until stdin ends, in a process of its own; print what they saw."""
+    """Run `Others` until stdin ends, as the main function of another process. Print their figures."""
 
     async def run() -> None:
         server = Server.__new__(Server)

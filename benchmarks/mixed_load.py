@@ -19,10 +19,10 @@ from report import Section, Target
 from servers import Running
 from settings import Settings, need_wrk
 
-#: Of the time, while caches and pools fill; not part of the slope.
+#: The share of the time in which caches and pools fill; not part of the slope.
 WARM_UP = 0.2
 SAMPLE_S = 2.0
-#: Above this a leak would be seen within hours; below it, the noise of the allocator is larger.
+#: A larger slope would show a leak within hours; a smaller one is within the noise of the allocator.
 MIB_PER_MINUTE = 0.5
 _INFER = "/v2/models/identity/infer"
 #: Path, body and the status that refuses it: not JSON, a wrong type, a wrong shape, no such model.
@@ -58,7 +58,7 @@ def mixed_load(settings: Settings) -> Section:
 
 
 def _soak(server: Running, seconds: float) -> list[tuple[float, float]]:
-    """Seconds since the start and MiB, while every kind of load runs in a thread of its own."""
+    """Return seconds since the start and MiB, while every kind of load runs in its own thread."""
     over = threading.Event()
     failures: list[BaseException] = []
     threads = [threading.Thread(target=_repeat, args=(put, server, over, failures)) for put in KINDS]
@@ -125,7 +125,7 @@ def _bad(server: Running) -> None:
 
 
 def _leaving(server: Running) -> None:
-    """A caller that goes away in the middle of its request, and one that does not wait for the answer."""
+    """A caller that disconnects within its request, and one that disconnects before the response."""
     body = load.binary_body("identity", {"INPUT0": (1, 1000)})
     head = "".join(f"{name}: {value}\r\n" for name, value in body.headers.items())
     request = f"POST {body.path} HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {len(body.data)}\r\n\r\n".encode()

@@ -1,4 +1,4 @@
-"""The models that are measured: ``python benchmarks/models.py DIR`` writes them into DIR; needs ``onnx``.
+"""Write the models of the benchmarks: ``python benchmarks/models.py DIR``. Needs ``onnx``.
 
 - ``identity``: Headrace's own backend, FP32 ``INPUT0`` [-1] to ``OUTPUT0``
 - ``pyident``: the same as a Python model, which the real Triton can serve, too
@@ -6,10 +6,10 @@
 - ``three_identities``, ``three_pyidents``: ensembles of three of these, copies of each other, in a row;
   ``two_identities``, ``two_pyidents``: of two
 - ``identity_direct``, ``identity_oldest``, ``pyident_direct``: the same identities, for sequences;
-  ``identity_controls`` is told START, READY and the id
+  ``identity_controls`` gets START, READY and the id
 - ``tiny_add``: ONNX, sum and difference of two FP32 [16]
-- ``running_sum``: ONNX, FP32 [16] added to an implicit state; ``doubled``: the same graph for single requests, which is
-  given its input twice
+- ``running_sum``: ONNX, FP32 [16] added to an implicit state; ``doubled``: the same graph for single requests, which
+  adds its input to itself
 - ``mlp``: ONNX, FP32 [256] through 1024 and 1024 to 10
 - ``pymlp``: the same sizes as a Python model, which computes a batch at a time with NumPy
 - ``convnet``: ONNX, FP32 [3, 224, 224], a ResNet-18 in size and shape: about 1.8 GFLOP
@@ -31,14 +31,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
-#: Ensembles, and the models that they are made of: copies of one, each with an instance of its own.
+#: Ensembles and their models: copies of one, each with its own instance.
 ENSEMBLES = {
     "three_identities": ("identity", "identity2", "identity3"),
     "three_pyidents": ("pyident", "pyident2", "pyident3"),
     "two_identities": ("identity", "identity2"),
     "two_pyidents": ("pyident", "pyident2"),
 }
-#: Of every ONNX model, so that what is compared computes alike.
+#: The threads of every ONNX model, so that the compared programs compute the same way.
 THREADS = 1
 _IDENTITY = 'backend: "identity"\ninstance_group [ { count: 1 kind: KIND_CPU } ]\n'
 _ONNX = f"""\
@@ -89,7 +89,7 @@ class TritonPythonModel:
 
 
 def write_models(folder: Path) -> Path:
-    """``folder``, now a model repository; takes a few seconds and 50 MiB."""
+    """Write the model repository to ``folder``, and return it. Takes a few seconds and 50 MiB."""
     rng = np.random.default_rng(0)
     _write_tiny_add(folder)
     _write_sums(folder)
@@ -117,7 +117,7 @@ def write_models(folder: Path) -> Path:
 
 
 def _write_ensemble(folder: Path, name: str, models: Sequence[str]) -> None:
-    """``models``, which are identities, one behind the other."""
+    """Return the ensemble of ``models``, identities, one after the other."""
     tensors = ["INPUT0", *(f"between{number}" for number in range(1, len(models))), "OUTPUT0"]
     described = ", ".join(
         f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{reads}" }} '
@@ -141,7 +141,7 @@ def _write_tiny_add(folder: Path) -> None:
 
 
 def _write_sums(folder: Path) -> None:
-    """Two additions each: of the input and the state, or of the input and itself."""
+    """Return the model with two additions: of the input and the state, or of the input and itself."""
     for name, other, batching in (("running_sum", "before", _STATE), ("doubled", "INPUT0", "dynamic_batching { }")):
         outputs = ["OUTPUT0", "after"][: 2 if name == "running_sum" else 1]
         nodes = [helper.make_node("Add", ["INPUT0", other], [output]) for output in ("OUTPUT0", "after")]
@@ -209,7 +209,7 @@ def _config(
     folder: Path, name: str, head: str, inputs: Sequence[str], outputs: Sequence[str], dims: Sequence[int],
     output_dims: Sequence[int] = (), max_batch_size: int = 64, batching: str = "dynamic_batching { }",
 ) -> Path:  # fmt: skip
-    """The version directory of a model that now has its config; an output has ``dims`` unless it has its own."""
+    """Write the config of a model. Return its version directory. Outputs have ``dims`` unless they have their own."""
     directory = folder / name / "1"
     directory.mkdir(parents=True, exist_ok=True)
     tensors = [("input", each, dims) for each in inputs] + [("output", each, output_dims or dims) for each in outputs]

@@ -1,4 +1,4 @@
-"""Networks, each written once, with the operators of every engine. frameworks.py writes their files.
+"""Networks, each defined once, for the operators of every engine. frameworks.py writes their files.
 
 - ``digits``: FP32 [64] through 64 to 10
 - ``mlp``: FP32 [256] through 1024 and 1024 to 10
@@ -31,20 +31,20 @@ SHAPES = {
     "large_convnet": (3, 224, 224),
     "large_transformer": (128, 8),
 }
-#: What a core computes in milliseconds.
+#: The networks that a core computes in milliseconds.
 SMALL = ("digits", "mlp", "convnet", "transformer")
 OPSET = 17
 EPSILON = 1e-5
 
 
 class Operators(ABC, Generic[T]):
-    """What an engine computes with. Images are [rows, channels, height, width]."""
+    """The operators of an engine. Images are [rows, channels, height, width]."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
 
     def draw(self, *shape: int, fan_in: int) -> Array:
-        """Random weights, with which values neither grow nor fade."""
+        """Return random weights that keep the scale of values."""
         weights: Array = (self._rng.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32)
         return weights
 
@@ -231,14 +231,14 @@ class TorchOperators(Operators[Any]):
 
 
 class KeptTorchOperators(TorchOperators):
-    """Draws weights when a network is computed for the first time, and has them be buffers of ``module``."""
+    """Draws weights when a network is computed for the first time, and registers them as buffers of ``module``."""
 
     def __init__(self, torch: Any, module: Any) -> None:
         super().__init__(torch)
         self._module, self._count, self._place = module, 0, 0
 
     def rewind(self) -> KeptTorchOperators:
-        """What computes the network anew."""
+        """Return the function that computes the network."""
         self._place = 0
         return self
 
@@ -292,7 +292,7 @@ class TensorFlowOperators(Operators[Any]):
     def convolve(self, x: Any, channels: int, filters: int, stride: int) -> Any:
         image = self._tf.transpose(x, (0, 2, 3, 1)) if channels == 3 else x
         weight = self.draw(filters, channels, 3, 3, fan_in=9 * channels).transpose(2, 3, 1, 0)
-        padded = self._tf.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))  # as the others: on all sides
+        padded = self._tf.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))  # on all sides, like the other engines
         return self._tf.nn.conv2d(padded, weight, stride, "VALID") + self._bias(filters)
 
 

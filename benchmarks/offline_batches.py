@@ -1,19 +1,19 @@
-"""Rows per second of `headrace batch`, beside the engine called directly with the batch size that it likes best.
+"""Measure the rows per second of `headrace batch`, compared with the engine called directly with its best batch size.
 
     python benchmarks/offline_batches.py [--networks mlp,convnet] [--seconds 10] [--runs 3] [--alone]
 
-Both read rows of a NumPy file and write another. The engine is ONNX Runtime with its own settings, in a loop without
-anything else, without its start and its load. ``max_batch_size`` of the model is the best batch size.
+Both read rows of a NumPy file and write another. The engine is ONNX Runtime with its default settings, in a bare loop,
+without its start and load. ``max_batch_size`` of the model is the best batch size.
 
 ==========  ====================================================================================
 ``steady``  the rows of the second half of a job, by the time of a whole job less that of half a job
 ``whole``   all rows of the job, by its time from the start of the interpreter
 ==========  ====================================================================================
 
-``CPU`` is the CPU time of a row, and what other programs on the machine take is not in it. ``cores`` is that by the
-time: if the two differ in it, other programs had the rest, and their rates do not compare. ``--alone`` waits for a
-moment without other programs, and measures again what they have disturbed. All figures are medians over engine, half
-job and whole job in turns. Outputs are compared.
+``CPU`` is the CPU time per row, without other programs of the machine. ``cores`` is CPU time over time: if the two
+programs differ in it, other programs used the rest, and the rates are not comparable. ``--alone`` waits for a time
+without other programs, and repeats disturbed measurements. All figures are medians; engine, half job and whole job
+alternate. Outputs are compared.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MOST_OTHERS = 0.15
 
 
 class Cost(NamedTuple):
-    """What some rows cost, in seconds."""
+    """The cost of some rows, in seconds."""
 
     time_s: float
     cpu_s: float
 
 
 def ask(session: onnxruntime.InferenceSession, rows: networks.Array, size: int) -> tuple[Cost, networks.Array]:
-    """Ask the engine for all ``rows`` with batches of ``size``. Return the cost, and the outputs."""
+    """Compute all ``rows`` by the engine in batches of ``size``. Return the cost and the outputs."""
     began, before = time.perf_counter(), time.process_time()
     found = [session.run(None, {"INPUT0": rows[first : first + size]})[0] for first in range(0, len(rows), size)]
     return Cost(time.perf_counter() - began, time.process_time() - before), np.concatenate(found)
@@ -74,7 +74,7 @@ def busy_s() -> float:
 
 
 def undisturbed(measured: Callable[[], T], is_alone: bool) -> T:
-    """Return what ``measured`` returns; if it ``is_alone``, from a call without other programs beside it."""
+    """Return the result of ``measured``; if ``is_alone``, of a call while no other program runs."""
     while True:
         while is_alone:
             before = busy_s()

@@ -1,9 +1,9 @@
 """Many clients, many models and a small memory: ``python benchmarks/on_demand.py``.
 
-100 clients ask 20 models in random order, of which 5 fit into the budget. Models are in processes, or ONNX models in
-the server (``--kind``). The program fails if a request fails, if a model is loaded twice at once, if the memory passes
-the budget by more than 5 %, or if a request that finds its model unloaded, and room for it, waits longer than 1.2 times
-the load that mode ``explicit`` takes. Needs headrace-on-demand, and headrace-python or headrace-onnx.
+100 clients send requests to 20 models in random order, of which 5 fit into the budget. Models are in processes, or ONNX
+models in the server (``--kind``). Exits with an error if a request fails, if a model is loaded twice at once, if memory
+exceeds the budget by more than 5 %, or if a request to an unloaded model for which there is room takes more than 1.2
+times a load in mode ``explicit``. Needs headrace-on-demand, and headrace-python or headrace-onnx.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import servers
 EXCESS, WAIT = 1.05, 1.2
 _PYTHON = """backend: "python" input {{ name: "x" data_type: TYPE_FP32 dims: 1 }}
 output {{ name: "y" data_type: TYPE_FP32 dims: 1 }}"""
-#: Notes its loads and unloads in a file: the oracle for what the server says.
+#: Writes its loads and unloads to a file: the oracle for the server's state.
 _MODEL = """
 import os
 import numpy as np
@@ -55,7 +55,7 @@ class TritonPythonModel:
 
 @dataclass
 class Result:
-    """What the clients have seen."""
+    """The results of the clients."""
 
     answers: int = 0
     errors: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Result:
 
 
 def write_process_models(folder: Path, count: int, size: int) -> Path:
-    """Write Python models that have ``size`` bytes each. Return the file of their notes."""
+    """Write Python models that have ``size`` bytes each. Return the file of their loads and unloads."""
     notes = folder.parent / "notes"
     notes.write_text("")
     for number in range(count):
@@ -126,8 +126,10 @@ async def infer(port: int, name: str) -> tuple[int, bytes]:
 
 
 async def ask(port: int, pid: int, models: int, clients: int, seconds: float, base: int | None) -> Result:
-    """Let ``clients`` ask random models for ``seconds``. ``base`` is what the server has without models; None: the
-    memory of its children counts."""
+    """Run ``clients`` that send requests to random models for ``seconds``.
+
+    ``base`` is the server's memory without models; for None, the memory of its children counts.
+    """
     result, ends = Result(), time.monotonic() + seconds
 
     async def client(seed: int) -> None:
@@ -175,7 +177,7 @@ def first_requests(folder: Path, count: int) -> tuple[float, float]:
         servers.headrace(folder, "--model-control-mode=explicit") as loading,
         servers.headrace(folder, "--model-control-mode=on-demand") as waiting,
     ):
-        for number in range(count):  # in turns, because other work on the machine slows both
+        for number in range(count):  # alternating, because other work on the machine slows both
             name = f"m{number}"
             began = time.perf_counter()
             url = f"http://127.0.0.1:{loading.http}/v2/repository/models/{name}/load"
@@ -194,14 +196,14 @@ def _require(answer: tuple[int, bytes]) -> None:
 
 
 def run(kind: str, models: int, fits: int, clients: int, seconds: float, size: int) -> list[str]:
-    """Measure one kind of model, print it, and return what is wrong."""
+    """Measure one kind of model, print the figures, and return the failures."""
     wrong = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "models"
         notes = write_process_models(folder, models, size) if kind == "process" else None
         if notes is None:
             write_onnx_models(folder, models, size)
-        with servers.headrace(folder, "--model-control-mode=on-demand") as server:  # what one model needs
+        with servers.headrace(folder, "--model-control-mode=on-demand") as server:  # the memory of one model
             before = psutil.Process(server.pid).memory_info().rss
             for number in range(2):
                 asyncio.run(infer(server.http, f"m{number}"))

@@ -1,11 +1,11 @@
-"""An open-loop load: requests are sent when they are due, whether or not earlier ones have been answered.
+"""An open-loop load: requests are sent when they are due, independently of earlier responses.
 
-``python benchmarks/open_loop.py ORDER`` is a process of its own, so that it shares no interpreter with what it
-measures. ORDER is JSON; what it saw goes to stdout, as JSON, too. A closed loop such as wrk's sends less when the
-server is slow, and so never sees the queue that real callers would stand in.
+``python benchmarks/open_loop.py ORDER`` runs in its own process, so that it shares no interpreter with the server.
+ORDER is JSON, and the result is written to stdout as JSON. A closed loop such as wrk's sends less when the server is
+slow, so it never builds the queue of real callers.
 
-It says how late it was itself: ``late_us`` is from when a request was due until it was written. Where that is a
-millisecond and more, the arrivals were not the ones that were asked for, and the machine is too small for both.
+``late_us`` is the delay from the due time of a request until it was written. If that is a millisecond or more, the
+arrivals were not the ordered ones, and the machine is too small for both programs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-#: Made before the load begins, since making one takes as long as sending several requests.
+#: Created before the load begins, since creating a connection takes as long as sending several requests.
 CONNECTED = 128
-#: After the last request was due.
+#: The wait for responses after the last request was due.
 PATIENCE_S = 10.0
 
 
@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What came of an `Order`. Times are nanoseconds since its start: ``sent_ns`` of each request, in order."""
+    """The result of an `Order`. Times are nanoseconds since its start: ``sent_ns`` of each request, in order."""
 
     sent_ns: list[int]
     late_us: dict[str, float]
@@ -55,7 +55,7 @@ class Load:
 
 
 class Connection:
-    """One request at a time. ``number`` is that of the request under way."""
+    """Sends one request at a time. ``number`` is the number of the current request."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -65,7 +65,7 @@ class Connection:
         self._received = b""
 
     def read(self) -> bool | None:
-        """Whether the answer is a success; None if it is not whole yet."""
+        """Return True if the response is a success; None if it is incomplete."""
         self._received += self.socket.recv(1 << 16)
         head, mark, body = self._received.partition(b"\r\n\r\n")
         if not mark:
@@ -79,7 +79,7 @@ class Connection:
 
 
 def run(order: Order) -> Load:
-    """Put the load on; returns when all is answered, or `PATIENCE_S` after the last was due."""
+    """Send the load. Return when all requests are answered, or `PATIENCE_S` after the last was due."""
     request = Path(order.request).read_bytes()
     due_ns = _schedule(order)
     closed = not order.rate
@@ -152,7 +152,7 @@ def _schedule(order: Order) -> list[int]:
 
 
 def _wait(poller: select.epoll, seconds: float, may_send: bool) -> list[tuple[int, int]]:
-    """The connections that have something, after ``seconds`` at most: epoll counts in milliseconds, select does not."""
+    """Return the readable connections, after at most ``seconds``. Unlike epoll, select does not round to ms."""
     if seconds > 0 or not may_send:
         select.select([poller], [], [], max(0.0, seconds) if may_send else 0.05)
     return poller.poll(0)
@@ -165,7 +165,7 @@ def _quantiles_us(values_ns: list[int]) -> dict[str, float]:
 
 
 def put(order: Order) -> Load:
-    """`run` in a process of its own."""
+    """Do as `run`, in another process."""
     command = [sys.executable, str(Path(__file__).resolve()), json.dumps(asdict(order))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=order.seconds + 60, check=False)
     if done.returncode:

@@ -1,14 +1,13 @@
-"""Writes docs/performance.md anew, all its tables from one run:
+"""Rewrite the tables of docs/performance.md from one run:
 
     python benchmarks/page.py --headrace .venv/bin/headrace
     python benchmarks/page.py --headrace 'headrace=.venv/bin/headrace' \\
         --headrace 'two workers=.venv/bin/headrace --workers=2' --runs 3 --seconds 3
 
-Only what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced, and only the tables that are made anew
-(``--only``). The prose of the page stays. The load varies: each request has an
-id, a header and values of its own; a constant one stands beside it. What is worse than Triton is in bold. Needs what
-yardsticks.py makes, and ``wrk``. Takes an hour and a quarter with the defaults. Half an hour of it is
-``--only engines``, which needs neither a real Triton nor ``--headrace``.
+Only the text between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced, and only for the selected tables (``--only``).
+The prose of the page stays. The load varies: each request has a unique id, header and values. A constant load is
+measured, too. Figures worse than Triton's are bold. Needs the programs of yardsticks.py, and ``wrk``. Takes 75 minutes
+with the defaults, 30 of which are for ``--only engines``, which needs neither a real Triton nor ``--headrace``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from yardsticks import DEFAULT
 PAGE = BENCHMARKS.parent / "docs" / "performance.md"
 CONNECTIONS = (1, 16, 64)
 LOADS = ("HTTP binary", "HTTP JSON", "gRPC")
-#: What is asked of Headrace, and its inputs. Triton is always asked for its Python identity.
+#: The models of Headrace, and their inputs. Triton always serves its Python identity.
 MODELS = {"identity": "INPUT0", "tiny_add": "INPUT0,INPUT1", "pyident": "INPUT0"}
 #: CPU and rate of Triton's identity and ONNX Runtime backends over those of its Python identity, by load: measured once
 #: in one series, with all three backends.
@@ -57,9 +56,9 @@ FACTORS: Mapping[tuple[str, int], Mapping[str, tuple[float, float]]] = {
 }
 #: Cases of compare.py whose models both servers have.
 SCHEDULERS = r"three_pyidents16/(http|grpc)/c(1|16|64)$|sequences-python/http/c(1|16|64)$|cached-python16/http/c16$"
-#: Sections of run.py: their targets are what stands on the page.
+#: Sections of run.py whose targets are on the page.
 WANTED = {"start": start_up, "batching": batching, "large": large_tensors}
-#: Sections whose rows stand on the page.
+#: Sections whose rows are on the page.
 ENGINES = {"engines": engines, "threads": threads}
 PYTHON = {
     "python-large": python_models.large,
@@ -71,7 +70,7 @@ Found = dict[str, list[Run]]
 
 
 def small(settings: Settings, headraces: Sequence[Running], triton: Running) -> dict[tuple[str, int, bool], Found]:
-    """By load, connections, and whether it is constant: the runs of Triton, and of each model on each Headrace."""
+    """Return the runs of Triton, and of each model on each Headrace, by load, connections, and True if constant."""
     variants = [replace(each, name=f"{each.name}: {model}") for each in headraces for model in MODELS]
     found = {}
     for kind in LOADS:
@@ -110,7 +109,7 @@ def _case(kind: str, connections: int, is_constant: bool) -> Case:
 
 
 def beside_triton(found: Mapping[tuple[str, int, bool], Found], models: Sequence[str], has_factors: bool) -> str:
-    """A row for each load, and model on a Headrace; with factors beside Triton's own backends, where there are some."""
+    """Return a row per load and model on a Headrace, with factors to Triton's own backends, if there are any."""
     columns = ["load", "connections", "model", "CPU µs, Triton's", "CPU", "rate", "p50 µs, Triton's", "p50"]
     if has_factors:
         columns[-2:] = []
@@ -151,7 +150,7 @@ def _higher(ratio: float) -> str:
 
 
 def varied_beside_constant(found: Mapping[tuple[str, int, bool], Found]) -> str:
-    """What an id, a header and values of its own add to the CPU of a request, on each server."""
+    """Return the CPU that a unique id, header and values add to a request, on each server."""
     columns, rows = ["load", "connections"], list[Sequence[str]]()
     for kind, connections, is_constant in found:
         if is_constant or (kind, connections, True) not in found:
@@ -164,7 +163,7 @@ def varied_beside_constant(found: Mapping[tuple[str, int, bool], Found]) -> str:
 
 
 def tails(found: Mapping[tuple[str, int, bool], Found]) -> str:
-    """How long the slowest of a hundred takes at the most connections, beside the median: what pauses show in."""
+    """Return the 99th percentile and the median at the most connections: their ratio shows pauses."""
     columns, rows = ["load", "server", "p50 µs", "p99 µs", "p99 over p50"], list[Sequence[str]]()
     for (kind, connections, is_constant), servers_runs in found.items():
         if is_constant or connections != max(CONNECTIONS):
@@ -177,7 +176,7 @@ def tails(found: Mapping[tuple[str, int, bool], Found]) -> str:
 
 
 def schedulers(settings: Settings, headraces: Sequence[Running], triton: Running) -> str:
-    """Ensembles, sequences and the response cache, with Python models on both."""
+    """Return the tables of ensembles, sequences and the response cache, with Python models on both servers."""
     rows: list[Sequence[str]] = []
     for name, (_, case) in compare.cases(settings).items():
         if not re.search(SCHEDULERS, name):
@@ -198,7 +197,7 @@ def schedulers(settings: Settings, headraces: Sequence[Running], triton: Running
 
 
 def wanted(settings: Settings, sections: Mapping[str, object]) -> str:
-    """The targets of sections of run.py. Those without any have their rows on a table of their own."""
+    """Return the targets of sections of run.py. Sections without targets have a table of rows."""
     parts, rows = [], []
     for name, of in sections.items():
         try:
@@ -216,7 +215,7 @@ def wanted(settings: Settings, sections: Mapping[str, object]) -> str:
 
 
 def fill(page: str, tables: Mapping[str, str]) -> str:
-    """``page`` with ``tables`` in their places. Raises `SystemExit` where there is no place for one."""
+    """Return ``page`` with ``tables`` in their places. Raises `SystemExit` if a table has no place."""
     for name, text in tables.items():
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
@@ -244,7 +243,7 @@ def main() -> None:
         write()
 
     if "engines" in options.only:
-        # It needs neither Triton nor the models of the others, and has a machine line of its own.
+        # This part needs neither Triton nor the other models, and has its own machine line.
         alone = Settings(options.runs, options.seconds, 0, BENCHMARKS, options.yardsticks)
         for name, of in ENGINES.items():
             section = of(alone)

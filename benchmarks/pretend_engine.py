@@ -1,6 +1,6 @@
 """An engine that computes nothing and writes a token to each of its streams at a fixed rate: a plugin.
 
-`token_overhead.py` measures with it what a token costs beyond its engine. Parameter ``step_ms`` of the model: the
+`token_overhead.py` uses it to measure the cost of a token beyond its engine. Parameter ``step_ms`` of the model: the
 time between two tokens of a stream.
 """
 
@@ -37,7 +37,7 @@ class Pretend(Backend):
 
 
 class Steps(GenerationInstance):
-    """One thread, one step after the other, as continuous batching does."""
+    """Runs one step after the other on one thread, like continuous batching."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model, most_streams=4096)

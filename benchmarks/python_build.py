@@ -1,6 +1,6 @@
-"""Which Python runs, and how it was built: one built without optimisations costs 5 to 11 % of every figure.
+"""Describes the running Python and its build: one without optimisations costs 5 to 11 % of every figure.
 
-As a program, it prints what it says of the Python that runs it.
+As a program, it prints the description of the Python that runs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 def is_optimised(variables: Mapping[str, object]) -> bool:
     """True if the Python with these configuration variables was built with profile-guided optimisation.
 
-    Debian optimises by itself: without ``--enable-optimizations``, and it empties the flag of the profile.
+    Debian optimises without ``--enable-optimizations``, and clears the flag of the profile.
     """
     return "--enable-optimizations" in str(variables.get("CONFIG_ARGS")) or variables.get("PGO_PROF_USE_FLAG") == ""
 
@@ -28,7 +28,7 @@ def build() -> str:
 
 
 def build_beside(program: Path) -> str:
-    """Return `build` of the Python that runs ``program``, which stands beside it; "" where none does."""
+    """Return `build` of the Python beside ``program``, which runs it; "" if there is none."""
     interpreter = program.with_name("python")
     if not interpreter.exists():
         return ""

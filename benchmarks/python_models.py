@@ -1,4 +1,4 @@
-"""Python models, in processes and in threads, beside the real Triton's."""
+"""Python models, in processes and in threads, compared with the real Triton."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def strings(settings: Settings) -> Section:
 
 
 def calls(settings: Settings) -> Section:
-    """What one of 1,000 calls from one execute to an identity model adds: one by one, and together."""
+    """The cost of each of 1,000 calls from one execute to an identity model: one by one, and together."""
     section = Section("1,000 BLS calls from one execute", ("calls", "host", "µs per call (min..max)"))
     config = _IO.format("TYPE_FP32")
     with tempfile.TemporaryDirectory() as folder:
@@ -209,7 +209,7 @@ def calls(settings: Settings) -> Section:
 
 
 def cycles(settings: Settings) -> Section:
-    """Memory and descriptors over loads, unloads and requests; what is under /dev/shm meanwhile."""
+    """Memory, descriptors and files in /dev/shm over loads, unloads and requests."""
     section = Section(
         f"{CYCLES} loads and unloads, {REQUESTS:,} requests",
         ("after", "RSS of the server MiB", "descriptors", "processes", "entries of /dev/shm added"),
@@ -218,7 +218,7 @@ def cycles(settings: Settings) -> Section:
     shared_before = set(Path("/dev/shm").iterdir())
     added: set[Path] = set()
 
-    def look(after: str, running: Running) -> tuple[float, int]:
+    def measure(after: str, running: Running) -> tuple[float, int]:
         added.update(set(Path("/dev/shm").iterdir()) - shared_before)
         process = psutil.Process(running.pid)
         rss, fds = process.memory_info().rss / MIB, process.num_fds()
@@ -230,13 +230,13 @@ def cycles(settings: Settings) -> Section:
         with servers.headrace(repository, *EXPLICIT) as running:
             load.wrk(running, body, 16, 2)
             _reload(running, 3)
-            first = look("warm-up", running)
+            first = measure("warm-up", running)
             count = 0
             for part in range(5):
                 _reload(running, CYCLES // 5)
                 while count < REQUESTS * (part + 1) // 5:
                     count += load.wrk(running, body, 16, 1).requests
-                last = look(f"{CYCLES // 5 * (part + 1)} cycles, {count:,} requests", running)
+                last = measure(f"{CYCLES // 5 * (part + 1)} cycles, {count:,} requests", running)
     grown, opened = last[0] - first[0], last[1] - first[1]
     section.targets += [
         Target("cycles: RSS added", "< 5 MiB", f"{grown:.1f} MiB", grown < 5),
@@ -260,7 +260,7 @@ def _ratio(found: dict[str, list[Run]], server: str, field: str) -> float:
 
 
 def _beside_triton(name: str, found: dict[str, list[Run]]) -> list[Target]:
-    """What is asked over HTTP; gRPC is reported."""
+    """Targets are for HTTP; gRPC is reported."""
     is_http, targets = name.startswith("http"), []
     if "16 " in name:
         for server, wanted in {"processes": 1.3, "threads": 2.0}.items():

@@ -1,4 +1,4 @@
-"""What PyTorch serves: TorchScript, programs of torch.export, packages of AOTInductor and modules in Python."""
+"""The forms of PyTorch models: TorchScript, programs of torch.export, packages of AOTInductor and Python modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import networks
 from framework import MAX_BATCH, Call, Framework
 from networks import NETWORKS, SHAPES, Array, TorchOperators
 
-#: Networks for a GPU. Of the small ones, launching kernels is most of an execution there: one is enough.
+#: Networks for a GPU. One small network is enough, since launching kernels is most of its execution.
 ON_GPU = ("transformer", "large_convnet", "large_transformer")
 
 _MODULE = """import torch
@@ -42,7 +42,7 @@ class PyTorch(Framework):
     def write(self, network: str, version: Path) -> None:
         import torch
 
-        with _quiet():  # newer models had better be exported, and weights become constants
+        with _quiet():  # PyTorch recommends torch.export, and weights become constants
             traced = torch.jit.trace(_written_out(network), torch.zeros(2, *SHAPES[network]))  # type: ignore[no-untyped-call]
         traced.save(str(version / "model.pt"))
 
@@ -61,14 +61,14 @@ class PyTorch(Framework):
         return call
 
     def module(self, version: Path) -> Any:
-        """What is called with a tensor."""
+        """Return the function to call with a tensor."""
         import torch
 
         return torch.jit.load(version / "model.pt")  # type: ignore[no-untyped-call]
 
 
 class _Form(PyTorch):
-    """Of the other forms, which compute with the same operators or compiled ones, two networks tell enough."""
+    """The other forms use the same operators or compiled ones, so two networks are enough."""
 
     networks: ClassVar[tuple[str, ...]] = ("mlp", "transformer")
 
@@ -89,7 +89,7 @@ class ExportedProgram(_Form):
 
 
 class AotPackage(_Form):
-    """Its kernels use one thread, as when they were compiled."""
+    """A package whose kernels use one thread, as they were compiled."""
 
     name = "pytorch-aoti"
     config = 'platform: "torch_aoti"\nparameters { key: "trust" value { string_value: "true" } }\n'
@@ -137,7 +137,7 @@ class EagerOnGpu(EagerModule):
 
 
 class GraphsOnGpu(EagerOnGpu):
-    """Executions are captured as CUDA graphs, when called directly one for each number of rows."""
+    """Executions are captured as CUDA graphs; the direct calls have one for each number of rows."""
 
     name = "pytorch-graphs"
     config = EagerOnGpu.config + "optimization { cuda { graphs: true } }\n"
@@ -180,7 +180,7 @@ def _written_out(network: str) -> Any:
 
 
 def _made_by(path: Path) -> Any:
-    """The module of the ``model.py`` at ``path``."""
+    """Return the module of the ``model.py`` at ``path``."""
     found = importlib.util.spec_from_file_location("model", path)
     assert found is not None
     assert found.loader is not None
@@ -190,7 +190,7 @@ def _made_by(path: Path) -> Any:
 
 
 def _exported(network: str) -> Any:
-    """Of the module in Python: weights that are constants of the code would be copied in every call."""
+    """Export from the Python module: weights that are constants of the code would be copied in every call."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,12 @@
-"""What quotas cost, and what they are good for: ``python benchmarks/quotas.py cost|sockets|flood|tenants``.
+"""Measure the cost and the effect of quotas: ``python benchmarks/quotas.py cost|sockets|flood|tenants``.
 
-``sockets``: the same as ``cost`` for two whole servers that are asked in turns of a second.
+``sockets``: the same as ``cost`` for two whole servers, which alternate every second.
 
 ``cost``: CPU of the process per request, without sockets, over HTTP and gRPC: with access keys, and with quotas beside
-them (limits of all kinds, and a shared model). In turns; the least of all rounds counts. With ``--bytecodes``, what
-Python executes instead: that repeats on a busy machine.
+them (limits of all kinds, and a shared model). Both alternate; the minimum of all rounds counts. ``--bytecodes`` prints
+the bytecodes that Python executes instead, which do not depend on other programs.
 
-``flood``: 99th percentile of a quiet tenant, alone and while another one floods the server from 64 connections.
+``flood``: 99th percentile of a quiet tenant, alone and while another one sends from 64 connections.
 
 ``tenants``: memory and time per decision with more and more principals.
 """
@@ -59,7 +59,7 @@ _LIMITS = {
     "input_bytes_per_second": 1e12,
     "output_tokens_per_minute": 1e12,
 }
-#: All that can be counted is counted, and nothing is refused.
+#: Quotas that count everything, and refuse nothing.
 _ALL = {"defaults": {**_LIMITS, "models": {"*": _LIMITS}}, "sharing": {"*": {}}}
 _USUAL = {"defaults": {"requests_per_second": 1e9, "in_flight": 1_000_000}, "sharing": {"*": {}}}
 _BODY = {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}

@@ -1,9 +1,9 @@
-"""What Ray's router costs: one bare server, and one, two and four replicas behind Ray Serve, on this machine.
+"""Measure the cost of Ray's router: one bare server, and one, two and four replicas of Ray Serve, on this machine.
 
     python benchmarks/ray_replicas.py --seconds 8
 
-A request is 16 floats as JSON, to an identity model; wrk sends them. CPU is that of all processes of the server, or of
-Ray with its router, its controller and its replicas; not that of wrk. `headrace-ray` and wrk must be installed.
+A request has 16 floats as JSON, for an identity model; wrk sends them. CPU is that of all processes of the server, or
+of Ray with its router, its controller and its replicas; not that of wrk. `headrace-ray` and wrk must be installed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def bare(models: Path) -> Iterator[None]:
 
 @contextmanager
 def replicas(models: Path, count: int) -> Iterator[Any]:
-    """Run a Ray of one node with ``count`` replicas, and give the handle of them."""
+    """Run a Ray of one node with ``count`` replicas, and yield their handle."""
     import ray
     from ray import serve
 
@@ -110,7 +110,7 @@ def wait_until_it_answers() -> None:
 
 
 def measure(script: Path, connections: int, seconds: int) -> Mapping[str, float]:
-    """Return the figures of ``connections`` that ask for ``seconds``."""
+    """Return the figures of ``connections`` that send requests for ``seconds``."""
     wrk(script, connections, 2)
     before = cpu_s()
     text = wrk(script, connections, seconds)
@@ -147,7 +147,7 @@ def wrk(script: Path, connections: int, seconds: int) -> str:
 
 
 def cpu_s() -> float:
-    """Return the CPU time of this process and all below it. wrk has ended, and does not count."""
+    """Return the CPU time of this process and its children, except wrk, which has exited."""
     total = 0.0
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):

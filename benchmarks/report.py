@@ -1,4 +1,4 @@
-"""What a section found, and how it is shown."""
+"""The results of a section, and their text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wake_up import wake_up_us
 
 @dataclass(slots=True)
 class Target:
-    """A figure beside what is wanted of it."""
+    """A figure and its target."""
 
     figure: str
     wanted: str
@@ -51,7 +51,7 @@ LOAD_COLUMNS = (
 
 
 def load_row(case: str, server: str, runs: Sequence[Run]) -> Sequence[str]:
-    """The medians of ``runs``, under `LOAD_COLUMNS`."""
+    """Return the medians of ``runs``, for `LOAD_COLUMNS`."""
     rates = [run.rps for run in runs]
     return (
         case,
@@ -95,7 +95,7 @@ def write(sections: Sequence[Section], folder: Path, command: Sequence[str], pyt
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """What is known of the machine before the first load: what a wake-up costs, and the times of its CPUs so far."""
+    """The state of the machine before the first load: the time of a wake-up, and the CPU times so far."""
 
     wake_up_us: float
     total_s: float
@@ -107,12 +107,12 @@ class _Beginning:
         return cls(wake_up_us(), sum(times[:8]), times.steal)
 
 
-#: Of the process, when this module is imported: the figures that it reports come later.
+#: Measured when this module is imported, before the other figures.
 _BEGAN = _Beginning.now()
 
 
 def machine_line(pythons: Sequence[str] = ()) -> str:
-    """Return the cores, what a wake-up costs, the share of the CPU that others have stolen since the start, the builds
+    """Return the cores, the time of a wake-up, the share of stolen CPU time since the start, the builds
     of Python that ran the servers (that of this process unless given), and the commit."""
     model = platform.processor()
     try:

@@ -1,9 +1,9 @@
-"""What an answer from the response cache costs beside one of an identity model: CPU per request, in one process.
+"""Compare a response from the cache with one of an identity model: CPU per request, in one process.
 
     python benchmarks/response_cache.py [--requests 20000] [--rounds 5]
 
 Both models are the same identity; one takes part in the cache. Requests are submitted as frontends submit them, 16 at
-a time, in turns; the least of the rounds counts. The other is asked in a server without a cache, too.
+a time; models alternate, and the minimum of the rounds counts. The other is measured on a server without a cache, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOATS = {"16 floats": 16, "4 KiB": 1024, "64 KiB": 16384, "1 MiB": 262144}
 
 
 async def cpu_us(server: Server, model: str, floats: int, requests: int, changing: bool) -> float:
-    """CPU of the process per request, in microseconds."""
+    """Return the CPU of the process per request in microseconds."""
     x = np.zeros((1, floats), np.float32)
     done = asyncio.Event()
     left = requests

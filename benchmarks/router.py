@@ -1,9 +1,8 @@
-"""What a router costs, and how exactly it splits: ``python benchmarks/router.py``.
+"""Measure the cost of a router, and the accuracy of its split: ``python benchmarks/router.py``.
 
-One process serves an identity and routers in front of it and of a second one. They are asked by turns, by so many
-callers at a time; what is printed is CPU per request, once with instances on threads and once on the event loop. The
-least of the rounds counts, and the difference to the model that is asked directly. Then 100,000 requests count the
-split. Needs ``headrace-router``.
+One process serves two identities and routers in front of them. Callers alternate between the models. Prints CPU per
+request, with instances on threads and on the event loop: the minimum of the rounds, and the difference to the model
+without a router. Then 100,000 requests measure the split. Needs ``headrace-router``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SHAPES = """max_batch_size: 64
 input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 USERS = 1000
-#: Routers by what they have besides their targets: parameters of the scheduler.
+#: Routers by their further parameters of the scheduler.
 ROUTERS = {
     "weights": {},
     "sticky": {"sticky": "parameter:user"},

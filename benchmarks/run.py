@@ -1,7 +1,7 @@
 """Measures Headrace: ``python benchmarks/run.py``; ``--help`` for parts of it and shorter runs.
 
-Needs Linux, ``wrk`` and the requirements of tests and benchmarks. Where ``yardsticks.py`` has put a real Triton, that
-runs beside Headrace. What is missing is skipped, and said.
+Needs Linux, ``wrk`` and the requirements of tests and benchmarks. A real Triton from ``yardsticks.py`` runs beside
+Headrace, if there is one. Parts without their requirements are skipped, with a line.
 """
 
 from __future__ import annotations

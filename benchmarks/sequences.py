@@ -1,8 +1,8 @@
-"""What a request of a sequence costs the server beside one of the dynamic batcher: ``python benchmarks/sequences.py``.
+"""Compare the cost of a request of a sequence with one of the dynamic batcher: ``python benchmarks/sequences.py``.
 
 64 sequences, or 64 callers, have one request each in every round. The whole way from the scheduler to the answer runs
-in this one process, with a model that does nothing, on one thread, so that only CPU is measured: the least of many
-rounds, taken by turns. Needs ``headrace-sequence``.
+in this one process, with a model that does nothing, on one thread, so that only CPU is measured: the minimum of many
+alternating rounds. Needs ``headrace-sequence``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Bench:
         self.answered = 0
 
     def round(self) -> int:
-        """What a request costs, in nanoseconds: all have one."""
+        """Return the nanoseconds per request of a round with one request each."""
         tickets = [self._ticket(number) for number in range(1, CALLERS + 1)]
         self._starts = False
         source, submit = self._source, self._model_queue.submit
@@ -95,7 +95,7 @@ class Bench:
 
 
 def measured(rounds: int) -> Iterator[tuple[str, int]]:
-    """The least cost of a request under each config, in nanoseconds."""
+    """Return the minimum cost of a request under each config, in nanoseconds."""
     benches = {name: Bench(name) for name in CONFIGS}
     costs: dict[str, list[int]] = {name: [] for name in CONFIGS}
     gc.disable()

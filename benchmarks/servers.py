@@ -1,4 +1,4 @@
-"""Starts the servers under test on the loopback, waits until they answer, and ends them."""
+"""Starts the servers under test on the loopback, waits until they answer, and stops them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def triton(yardsticks: Path, repository: Path) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def prototype(model: Path) -> Iterator[Running]:
-    """The shortest path that Python is known to allow."""
+    """The fastest known server in Python."""
     [port] = free_ports(1)
     with _process([sys.executable, str(BENCHMARKS / "shortest_path.py"), str(model), str(port)]) as process:
         yield Running("prototype", process.pid, port, start_s=_until(lambda: _listens(port), process))
@@ -72,7 +72,7 @@ def echo(server: str) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def listening(command: Sequence[str], *ports: int) -> Iterator[int]:
-    """The process id of ``command``, which listens on ``ports``."""
+    """Run ``command``, which listens on ``ports``, and yield its process id."""
     with _process(command) as process:
         _until(lambda: all(_listens(port) for port in ports), process)
         yield process.pid

@@ -1,4 +1,4 @@
-"""What the sections need to know."""
+"""The settings of the sections."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 class Missing(Exception):
-    """Something that a section cannot do without; the message says how to get it."""
+    """A missing requirement of a section. The message says how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``models`` holds what ``models.py`` wrote; ``yardsticks`` a real Triton and perf_analyzer."""
+    """``models`` has the models of ``models.py``; ``yardsticks`` a real Triton and perf_analyzer."""
 
     runs: int
     seconds: float
@@ -29,7 +29,7 @@ class Settings:
         return path
 
     def repository(self, folder: Path, *names: str) -> Path:
-        """A repository in ``folder`` of only these models."""
+        """Return a repository in ``folder`` with only these models."""
         for name in names:
             shutil.copytree(self.model(name), folder / name)
         return folder

@@ -1,4 +1,4 @@
-"""Tensors of 1 and 16 MiB in system shared memory, beside Triton, and beside a call in the same process."""
+"""Tensors of 1 and 16 MiB in system shared memory, compared with Triton, and with a call in the same process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALLOW = "--allow-client-shm=true"
 
 
 def shared_memory(settings: Settings) -> Section:
-    """perf_analyzer, 1 connection; input and output lie in regions of their own.
+    """Run perf_analyzer with 1 connection, and a region each for input and output.
 
     ``identity`` is Headrace's own, ``pyident`` the same model of the Python backend, in a process on both servers.
     Triton has only the latter. ``copied`` is a server with ``--shm-copy-inputs``. The last rows are `Server.infer`

@@ -1,6 +1,6 @@
-"""The shortest path that Python is known to allow: ``shortest_path.py MODEL.onnx PORT`` serves FP32 rows.
+"""The fastest known server in Python: ``shortest_path.py MODEL.onnx PORT`` serves FP32 rows.
 
-A figure to aim at, not a server: no limits, no errors, no statistics, one model at every path. Batches form in
+It is a yardstick, not a real server: no limits, no errors, no statistics, one model at every path. Batches form in
 one thread. Needs ``httptools``.
 """
 
@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 class Batcher(threading.Thread):
-    """Runs what is waiting, together, as soon as the batch before has ended."""
+    """Runs all waiting requests together as soon as the previous batch has ended."""
 
     def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(daemon=True)
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._header_size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's class is no subclass
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:

@@ -2,9 +2,9 @@
 
     python benchmarks/small_memory.py [--limit-mib 512] [--callers 64] [--seconds 15] [--cgroup /sys/fs/cgroup/memory]
 
-A control group (version 1 or 2, as root) limits the server; without swap, the kernel ends what needs more. For each
-setting, one line says the most memory of the group, of which the page cache is a part that the kernel takes back, the
-most resident memory of the server, requests per second, and what failed.
+A control group (version 1 or 2, as root) limits the server; without swap, the kernel kills a process that needs more.
+Prints one line per setting: the most memory of the group, of which the kernel can reclaim the page cache, the most
+resident memory of the server, requests per second, and failures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from machine import free_ports
 
 MIB = 1 << 20
-WIDTH = 5120  #: of a matrix of 100 MiB
+WIDTH = 5120  #: rows and columns of a matrix of 100 MiB
 PLAIN, LEAN = {}, {"MALLOC_ARENA_MAX": "2"}  # type: dict[str, str], dict[str, str]
 SETTINGS: Mapping[str, tuple[Mapping[str, str], str]] = {
     "default": (PLAIN, ""),
@@ -111,7 +111,7 @@ def run(name: str, arguments: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         write_model(Path(folder), parameters)
         os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3")  # pages that others have read count for them
+        Path("/proc/sys/vm/drop_caches").write_text("3")  # pages that other groups have read count for these
         words = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", "--http-address=127.0.0.1"]
         command = [sys.executable, "-m", "headrace_cli", "serve", f"--model-repository={folder}", *words]
         with subprocess.Popen(

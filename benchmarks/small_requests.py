@@ -1,4 +1,4 @@
-"""What a small request costs: beside the shortest path in Python, and beside the real Triton."""
+"""The cost of a small request, compared with the fastest server in Python, and with the real Triton."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from report import LOAD_COLUMNS, Section, Target, load_row
 from servers import Running
 from settings import Settings, need_modules, need_wrk
 
-#: The model asked on each server.
+#: The model on each server.
 IDENTITIES = {"headrace": "identity", "triton": "pyident"}
 INPUTS = ("INPUT0", "INPUT1")
 SERVER_CPU_US = 60
 RATE = 20_000
-#: What the prototype reached where `RATE` was asked for.
+#: The rate of the prototype when `RATE` was the target.
 PROTOTYPE_RATE = 48_000
 SHARE_OF_PROTOTYPE = 0.6
 
 
 def tiny_add(settings: Settings) -> Section:
-    """A two-input ONNX add of 16 floats over HTTP, beside shortest_path.py."""
+    """A two-input ONNX add of 16 floats over HTTP, compared with shortest_path.py."""
     need_wrk()
     need_modules("httptools")
     section = Section("tiny_add over HTTP: Headrace and the prototype", LOAD_COLUMNS)
@@ -82,7 +82,7 @@ def _targets(name: str, found: dict[str, list[Run]]) -> list[Target]:
 
 
 def pyident(settings: Settings) -> Section:
-    """Headrace's identity backend beside the real Triton's Python identity, HTTP and gRPC."""
+    """Headrace's identity backend, compared with the real Triton's Python identity, over HTTP and gRPC."""
     analyzer = settings.yardstick("perf_analyzer")
     settings.yardstick("tritonserver")
     section = Section("identity of 16 floats: Headrace and Triton (pyident)", LOAD_COLUMNS)

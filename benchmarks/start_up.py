@@ -1,4 +1,4 @@
-"""What it costs to import Headrace, to start it, and to let it wait."""
+"""The cost to import Headrace, to start it, and to keep it idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from settings import Settings
 IMPORT_MS = 150
 IMPORTS = 9
 STARTS = 6
-#: What differs less is noise.
+#: Smaller differences are noise.
 BESIDE_ONE = 1.05
 ENGINES = ("onnxruntime", "torch", "tensorflow", "tensorrt", "openvino")
 
@@ -50,7 +50,7 @@ def start_up(settings: Settings) -> Section:
 
 
 def _beside_one_engine(settings: Settings, section: Section) -> None:
-    """What it costs a server with one small ONNX model that other engines are installed. In turns."""
+    """The cost of other installed engines for a server with one small ONNX model. Both alternate."""
     starts: dict[str, list[float]] = {"all": [], "one": []}
     with tempfile.TemporaryDirectory() as folder:
         repository = settings.repository(Path(folder), "tiny_add")

@@ -20,14 +20,14 @@ import servers
 #: The tokens of a prompt and its answer, at most.
 CONTEXT = 256
 PROMPT = "Once upon a time"
-#: The least memory of vLLM's cache, in bytes: 22,000 tokens of SmolLM2-135M in float32. And that for a stream.
+#: The least memory of vLLM's cache, in bytes: 22,000 tokens of SmolLM2-135M in float32. And the memory for a stream.
 CACHE_BYTES, STREAM_CACHE_BYTES = 1 << 30, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """The engine's own server at ``port``. A line to ``alone`` makes a process that does nothing else run the engine
-    once for all streams, and it answers with a line."""
+    """The engine's own server at ``port``. The process ``alone`` runs the engine once for all streams for each line
+    that it reads, and answers with a line."""
 
     pid: int
     port: int
@@ -39,7 +39,7 @@ class OwnServer:
 class Engine(Protocol):
     """An engine of one model."""
 
-    #: Its name in the results.
+    #: The name in the results.
     name: str
 
     def write_model(self, folder: Path, streams: int) -> Path:
@@ -48,7 +48,7 @@ class Engine(Protocol):
     def own_server(self, weights: Path, streams: int, tokens: int) -> contextlib.AbstractContextManager[OwnServer]:
         """Start the engine's own server, and the engine alone, with the ``weights`` that `write_model` returned.
 
-        Two copies of the weights would not do: by its place in memory, one can be a tenth slower than the other.
+        Both use one copy of the weights: of two copies, one can be 10 % slower because of its place in memory.
         """
 
 
@@ -195,7 +195,7 @@ def _hugging_face(weights: Path, folder: Path) -> Path:
     transformers.AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(folder)
     net: Any = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name)
     net = net.to(torch.bfloat16)
-    del net.config.quantization_config  # it is not quantized any more
+    del net.config.quantization_config  # the weights are no longer quantized
     net.hf_quantizer, net.is_quantized = None, False
     net.save_pretrained(folder)
     return folder
@@ -217,7 +217,7 @@ def _asked_by_lines(words: Sequence[str], environ: dict[str, str]) -> Iterator[s
     finally:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()  # the end of its input: it stops the processes that it has started, and ends
+        process.stdin.close()  # at the end of its input, it stops its processes and exits
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:

@@ -1,9 +1,8 @@
-"""Tokens a second beside an engine's own HTTP server: ``python benchmarks/text_generation.py [--engine vllm]``.
+"""Compare tokens per second with an engine's own HTTP server: ``python benchmarks/text_generation.py [--engine vllm]``.
 
-Both servers are the same library with the same model and settings: llama.cpp or vLLM. The same client reads events from
-both: Headrace's generate_stream, and llama.cpp's /completion or vLLM's /v1/completions. They run in turns, each in
-processes of its own. For the CPU beyond the engine, the library is also called in a process that does nothing else.
-Everything shares the machine.
+Both servers use the same library with the same model and settings: llama.cpp or vLLM. The same client reads events from
+both: Headrace's generate_stream, and llama.cpp's /completion or vLLM's /v1/completions. They alternate, each in its own
+processes. For the CPU beyond the engine, the library is also called in a bare process. All of them share the machine.
 
 The model is SmolLM2-135M: `examples/chat/requirements.txt`. Needs headrace-generate, and headrace-llamacpp or
 headrace-vllm (the session `vllm` of noxfile.py has that; run it there with ``nox -s vllm``, then this program with its
@@ -94,7 +93,7 @@ def measure(pid: int, port: int, path: str, body: bytes, streams: int, tokens: i
 
 
 def in_process(process: subprocess.Popen[str], streams: int, tokens: int) -> Result:
-    """Run the engine alone, which `text_engines.OwnServer.alone` does for a line."""
+    """Run the engine alone, by a line to `text_engines.OwnServer.alone`."""
     assert process.stdin is not None
     begin, before = perf_counter(), cpu_s(process.pid)
     process.stdin.write("go\n")
@@ -106,10 +105,10 @@ def in_process(process: subprocess.Popen[str], streams: int, tokens: int) -> Res
 
 @contextlib.contextmanager
 def shifted_memory() -> Iterator[None]:
-    """Give the processes that start now an environment of another size, and so other addresses of what they allocate.
+    """Change the size of the environment of new processes, and so the addresses of their allocations.
 
-    By the alignment of its buffers, llama.cpp is up to 8 % slower or faster. Settings and arguments change it, another
-    start often does not. So without this, a ratio of two servers compares two draws.
+    The alignment of its buffers makes llama.cpp up to 8 % slower or faster. Settings and arguments change it, another
+    start often does not. So without this, a ratio of two servers would compare two random alignments.
     """
     os.environ["SHIFT"] = "x" * random.randrange(4096)
     try:
@@ -121,7 +120,7 @@ def shifted_memory() -> Iterator[None]:
 def compare(engine: Engine, streams: int, tokens: int, runs: int, *, own_first: bool) -> dict[str, Result]:
     """Return the results of Headrace, of the engine's own server, and of the engine alone, from one start of all.
 
-    ``own_first`` is the order in which they start and run: what starts first may get memory that is slower.
+    ``own_first`` is the order in which they start and run: the first one may get slower memory.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         weights = engine.write_model(Path(folder), streams)

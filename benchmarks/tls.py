@@ -1,9 +1,8 @@
-"""TLS on our ports beside nginx and stunnel in front of plain ones: ``python benchmarks/tls.py``.
+"""Compare TLS on our ports with nginx and stunnel in front of plain ones: ``python benchmarks/tls.py``.
 
-An identity model is asked over HTTP/1.1 with small bodies and with 1 MiB, over gRPC, and on a new connection for each
-request, with 16 callers; without resumption, by one. What is printed is the CPU time that servers take per request,
-that of a proxy included: the least of the rounds, which go by turns. Needs Debian's nginx-light, stunnel4, wrk,
-nghttp2-client and openssl.
+Requests to an identity model go over HTTP/1.1 with small bodies and 1 MiB, over gRPC, and on a new connection for each
+request, with 16 callers; without resumption, with one. Prints the CPU time of the servers per request, including a
+proxy: the minimum of alternating rounds. Needs Debian's nginx-light, stunnel4, wrk, nghttp2-client and openssl.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ connect = 127.0.0.1:{grpc}
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where TLS ends, and the processes that work for it."""
+    """An endpoint of TLS, and its processes."""
 
     name: str
     http: int
@@ -82,7 +81,7 @@ def certificate(folder: Path, kind: str) -> None:
 
 @contextlib.contextmanager
 def ports(folder: Path) -> Iterator[list[Port]]:
-    """TLS of our own, and both proxies in front of one server without."""
+    """Start a server with TLS, and both proxies in front of one without."""
     serve = [sys.executable, "-m", "headrace_cli", "serve", f"--model-repository={folder / 'models'}"]
     serve += ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--allow-metrics=false", "--log-info=false"]
     files = {"server-cert": folder / "server.crt", "server-key": folder / "server.key", "use-ssl": "true"}
@@ -114,7 +113,7 @@ def ports(folder: Path) -> Iterator[list[Port]]:
 
 
 def http_load(folder: Path, port: Port, floats: int, seconds: float, is_new: bool) -> int:
-    """Put load on the HTTP port. Return how many requests were answered."""
+    """Send load to the HTTP port. Return the number of answered requests."""
     body = binary_body("model", {"x": (1, floats)})
     headers = body.headers | ({"Connection": "close"} if is_new else {})
     lines = [f'wrk.headers["{name}"]="{value}"' for name, value in headers.items()]
@@ -129,7 +128,7 @@ def http_load(folder: Path, port: Port, floats: int, seconds: float, is_new: boo
 
 
 def grpc_load(folder: Path, port: Port, floats: int, seconds: float, is_new: bool) -> int:
-    """Put load on the gRPC port. Return how many requests were answered."""
+    """Send load to the gRPC port. Return the number of answered requests."""
     request = pb.ModelInferRequest(model_name="model", raw_input_contents=[bytes(4 * floats)])
     request.inputs.add(name="x", datatype="FP32", shape=[1, floats])
     message = request.SerializeToString()
@@ -145,7 +144,7 @@ def grpc_load(folder: Path, port: Port, floats: int, seconds: float, is_new: boo
 
 
 def handshake_load(folder: Path, port: Port, floats: int, seconds: float, is_new: bool) -> int:
-    """Ask one request on each connection, one after the other, and resume no session. Return how many there were."""
+    """Send one request per connection, one after the other, without resumption. Return their number."""
     where = ["-connect", f"127.0.0.1:{port.http}", "-www", "/v2/health/live"]
     text = _output(["openssl", "s_time", *where, "-new", "-time", f"{seconds:.0f}"])
     return int(re.findall(r"(\d+) connections in \d+ real seconds", text)[0])

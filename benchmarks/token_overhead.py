@@ -1,8 +1,8 @@
-"""What a request and a token cost beyond the engine: ``python benchmarks/token_overhead.py [--streams 1,16,64,256]``.
+"""Measure the cost of a request and a token beyond the engine: ``token_overhead.py [--streams 1,16,64,256]``.
 
 The engine of `pretend_engine` computes nothing and writes one token to every stream at each step. So all the CPU of the
 server is overhead. It is measured over HTTP (generate_stream, and OpenAI's chats), gRPC (ModelStreamInfer) and in the
-process of the server (`Engine.responses`), for an instance in a thread and in a process of its own. The clients run in
+process of the server (`Engine.responses`), for an instance in a thread and in its own process. The clients run in
 another process. A token is a response: if the server is too slow for the rate, the run fails. Needs headrace-generate,
 headrace-openai and headrace-llm.
 """
@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2 as pb
 from headrace import InferRequest, Server
 
 STREAMS = (1, 16, 64, 256)
-#: How long the streams of one measurement are, in seconds, and the tokens of all of them in a second.
+#: The length of the streams of one measurement in seconds, and the tokens of all of them per second.
 LENGTH_S, TOKENS_PER_S = 2.0, 3200
 REQUESTS = 400
 #: The targets at 16 streams: CPU for each token, and for each request without its token.
@@ -51,13 +51,13 @@ async def http(port: int, model: str, streams: int, tokens: int, requests: int) 
 
 
 async def openai(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
-    """As `http`, by OpenAI's chats. Chunks without a token are not counted."""
+    """Do as `http`, by OpenAI's chats. Chunks without a token are not counted."""
     document = {"model": model, "messages": [{"role": "user", "content": "Once"}], "stream": True, "max_tokens": tokens}
     return await read_events(port, "/v1/chat/completions", document, streams, requests, b'{"content":')
 
 
 async def grpc_streams(port: int, model: str, streams: int, tokens: int, requests: int) -> int:
-    """As `http`; 16 streams share a connection."""
+    """Do as `http`, over gRPC; 16 streams share a connection."""
     sent = pb.ModelInferRequest(model_name=model)
     sent.parameters["max_tokens"].int64_param = tokens
     for name, datatype, raw in (("text_input", "BYTES", b"\x09\0\0\0Once upon"), ("stream", "BOOL", b"\1")):
@@ -88,7 +88,7 @@ async def grpc_streams(port: int, model: str, streams: int, tokens: int, request
 
 
 def served(folder: str, reader: str, isolation: str, streams: int) -> tuple[float, float]:
-    """Return the CPU in µs of a server for each token, and for each request. In a process of its own."""
+    """Return the CPU in µs of a server, in its own process, for each token, and for each request."""
     os.environ["PYTHONPATH"] = folder
     read: Callable[..., Coroutine[Any, Any, int]] = {"http": http, "openai": openai, "grpc": grpc_streams}[reader]
     pace = step_ms(streams)
@@ -111,7 +111,7 @@ def served(folder: str, reader: str, isolation: str, streams: int) -> tuple[floa
 
 
 def in_process(folder: str, isolation: str, streams: int) -> tuple[float, float]:
-    """As `served`, of `Engine.responses` in the process of the server: the CPU of both, children left out."""
+    """Do as `served` by `Engine.responses` in the process of the server: the CPU of both, without children."""
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = folder  # for the process of the model
     pace = step_ms(streams)

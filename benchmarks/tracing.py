@@ -1,11 +1,11 @@
-"""What tracing, the access log and the audit log take of a request: ``python benchmarks/tracing.py``.
+"""Measure the cost of tracing, the access log and the audit log per request: ``python benchmarks/tracing.py``.
 
 CPU of the whole process per request to an identity model on the event loop, over HTTP and gRPC, without sockets: a
-connection is handed the bytes of a request, and the next one when its answer is written. Each setting has a process of
-its own; they run in turns, and the least of all rounds of a thousand requests counts.
+connection gets the bytes of a request, and the next one when its response is written. Each setting has its own
+process; settings alternate, and the minimum of the rounds of 1,000 requests counts.
 
-With ``--bytecodes``, what Python executes for a request instead, on all threads: figures that repeat on a busy machine.
-They leave out what is written in C.
+With ``--bytecodes``, the bytecodes that Python executes per request, on all threads: independent of other programs, and
+without code in C.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROUND = 1000
 _CONFIG = """backend: "identity" max_batch_size: 64
 input { name: "INPUT0" data_type: TYPE_FP32 dims: -1 } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }
 parameters { key: "event_loop" value { string_value: "on" } }"""
-#: What `count` has counted, by thread.
+#: The counts of `count`, by thread.
 _BYTECODES: dict[int, int] = {}
 _FILE, _SPANS = "triton,file=FOLDER/trace.json", "mode=opentelemetry"
 _LOG = "access-log"
@@ -112,7 +112,7 @@ async def measure(
 ) -> dict[str, float]:
     """Return the least µs of CPU for a request over each protocol; if it ``counts``, the bytecodes.
 
-    Requests have ``authorization`` in ``header``, unless it is empty, and come over connections with ``certificate``.
+    Requests have ``authorization`` in ``header``, unless it is empty, and use connections with ``certificate``.
     """
     engine = server.engine
     limits = port_limits(engine.options)
@@ -192,7 +192,7 @@ def run(setting: str, rounds: int, counts: bool) -> dict[str, float]:
 
 
 def compare(script: str, settings: Iterable[str], options: argparse.Namespace) -> None:
-    """Run ``script`` with each of the settings, in turns. Print what each costs, and its ratio to 'off'."""
+    """Run ``script`` with alternating settings. Print the cost of each, and its ratio to 'off'."""
     rounds = 1 if options.bytecodes else options.rounds
     least: dict[str, dict[str, float]] = {name: {} for name in settings}
     for _ in range(1 if options.bytecodes else options.turns):

@@ -1,9 +1,8 @@
-"""What others notice of a model that was short, and then takes a second: ``python benchmarks/turns_long.py``.
+"""Measure the effect on others of a fast model that suddenly takes a second: ``python benchmarks/turns_long.py``.
 
-An instance whose executions are short runs on the event loop, and nobody knows beforehand which one will be long. Then
-everybody waits for that one execution, and the instance is on its thread when the next begins. An identity is asked
-five hundred times a second meanwhile; what is printed is how long after a request was due its answer was there, so that
-requests which could not be sent in time count as well.
+An instance whose executions are short runs on the event loop, and a long execution cannot be predicted. All requests
+wait for that one execution; the next one runs on the instance's thread. Meanwhile an identity gets 500 requests per
+second. Prints the time from the due time of a request to its response, so that late requests count as well.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }"""
 
 
 class Asker:
-    """One connection, which asks one model."""
+    """One connection, with requests to one model."""
 
     def __init__(self, port: int, model: str) -> None:
         self._connection = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -82,7 +81,7 @@ class Asker:
 
 
 def late_ms(asker: Asker, seconds: float) -> list[float]:
-    """How long after each request of ``seconds`` was due its answer was there."""
+    """Return the times from the due time of each request to its response, for ``seconds``."""
     late, due = list[float](), time.monotonic()
     end = due + seconds
     while due < end:

@@ -1,11 +1,11 @@
-"""Whether an unload returns the memory of a model: the memory of a server that loads and unloads one again and again.
+"""Test that unloads return the memory of a model: measure a server that loads and unloads one repeatedly.
 
     python benchmarks/unload.py [ENGINE ...] [--cycles 1000] [--svg FILE]
 
 Each cycle loads the model by name, sends one request, and unloads it. The model is ``digits`` of networks.py (``mlp``
-for an engine without it); ``python`` is an identity in Python. The memory of the whole process tree is read 20 times,
-from a tenth of the cycles on: they are the warm-up. It is read when the last unload has ended. Writes a curve as text,
-and as a picture with ``--svg``.
+for an engine without it); ``python`` is an identity in Python. After a warm-up of a tenth of the cycles, the memory of
+the whole process tree is read 20 times, each after an unload. Prints a curve as text, and writes a picture with
+``--svg``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Curve:
 
     @property
     def growth(self) -> float:
-        """From the end of the warm-up to the end, as a share."""
+        """The growth from the end of the warm-up to the end, as a share."""
         return self.mib[-1] / self.mib[0] - 1
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def write(engine: str, folder: Path) -> None:
 
 
 class Client:
-    """Loads, asks and unloads the model ``m``."""
+    """Loads the model ``m``, sends a request to it, and unloads it."""
 
     def __init__(self, port: int, shape: Sequence[int]) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -208,7 +208,7 @@ def main() -> int:
     curves = []
     for engine in arguments.engines or engines:
         with tempfile.TemporaryDirectory() as folder:
-            # in a process of its own: each engine keeps its threads
+            # in another process: an engine keeps its threads
             subprocess.run([sys.executable, __file__, engine, "--write", folder], check=True)
             curves.append(measure(engine, Path(folder), arguments.cycles))
         print(curves[-1], text_plot(curves[-1]), sep="\n", flush=True)

@@ -1,8 +1,8 @@
-"""What it costs on this machine to wake a process: ``python benchmarks/wake_up.py``.
+"""Measure the time to wake a process on this machine: ``python benchmarks/wake_up.py``.
 
-Two processes send each other a byte, over and over, and sleep until it comes: on cores that the system chooses, on two
-that are set, and on one. Half of a round trip is a wake-up. Where it takes more than about 15 µs,
-``busy_poll_microseconds`` (docs/isolation.md) is worth a try.
+Two processes send each other a byte repeatedly, and sleep until it arrives: on cores that the system chooses, on two
+fixed cores, and on one. Half of a round trip is a wake-up. If it takes more than about 15 µs,
+try ``busy_poll_microseconds`` (docs/isolation.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 
 def round_trips_us(cores: tuple[int, int] | None, count: int) -> tuple[list[float], float]:
-    """How long each took, sorted, and the CPU of one of the two processes for each."""
+    """Return the sorted times of the round trips, and the CPU of one process per round trip."""
     allowed = os.sched_getaffinity(0)
     ours, its = socket.socketpair()
     child = os.fork()
@@ -43,7 +43,7 @@ def round_trips_us(cores: tuple[int, int] | None, count: int) -> tuple[list[floa
 
 
 def wake_up_us(count: int = 2000) -> float:
-    """The median wake-up, on cores that the system chooses."""
+    """Return the median wake-up, on cores that the system chooses."""
     took, _ = round_trips_us(None, count)
     return took[len(took) // 2] / 2
 

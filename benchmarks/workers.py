@@ -1,6 +1,6 @@
-"""Several workers beside one server: requests of 16 floats to an identity, with more cores than workers.
+"""Several workers compared with one server: requests of 16 floats to an identity, with more cores than workers.
 
-The load generator has as many threads as there are cores for it, so that it is not what is measured.
+The load generator has as many threads as cores, so that it is not the bottleneck.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parent
 DEFAULT = BENCHMARKS.parent / "build" / "yardsticks"
-#: The wheel that brings the server, and the last one that brings perf_analyzer.
+#: The wheel with the server, and the last one with perf_analyzer.
 SERVER, CLIENT = "nvidia-pytriton==0.7.0", "tritonclient==2.41.0"
 
 
 def install(folder: Path) -> None:
-    """Raises `SystemExit` where a library of the system is missing, and what pip raises."""
+    """Install both. Raises `SystemExit` if a library of the system is missing, and the exceptions of pip."""
     try:
         ctypes.CDLL("libb64.so.0d")
     except OSError:
@@ -39,7 +39,7 @@ def install(folder: Path) -> None:
             shutil.rmtree(folder / package, ignore_errors=True)
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder / package)
-    # The Python that its models run in. Its stub is of before NumPy 2, and answers empty tensors with that.
+    # The Python of its models. Its stub is older than NumPy 2, with which it returns empty tensors.
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     subprocess.run([str(folder / "venv/bin/pip"), "install", "-q", "numpy<2"], check=True)
     _command(folder / "tritonserver", _server(folder))
@@ -67,7 +67,7 @@ def _server(folder: Path) -> Sequence[str]:
 
 
 def _analyzer(folder: Path) -> Sequence[str]:
-    """It asks for CUDA's run-time library, which the other wheel has under a longer name."""
+    """Link CUDA's run-time library, which the other wheel has under a longer name."""
     libraries = folder / "libraries"
     libraries.mkdir(exist_ok=True)
     [cuda] = (folder / "nvidia_pytriton" / "nvidia_pytriton.libs").glob("libcudart-*.so.12*")

@@ -2,7 +2,7 @@
 """Send handwritten digits to a running server with the stock tritonclient, over HTTP and gRPC.
 
 The server ranks the classes itself (Triton's classification extension) and names them from the
-model's label file. The digits are the ones that examples/train_digits.py kept from training.
+model's label file. The digits are the ones that examples/train_digits.py did not use.
 
 Needs: pip install "tritonclient[http,grpc]" scikit-learn
 """
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _classifier(client: ModuleType, url: str, model: str) -> Classify:
-    """A function from ``images`` u8[rows, 8, 8] to one label a row. Both clients are used alike."""
+    """Return a function from ``images`` u8[rows, 8, 8] to one label per row. Both clients have the same interface."""
     server = client.InferenceServerClient(url)
 
     def classify(images: npt.NDArray[np.uint8]) -> list[str]:
@@ -64,14 +64,14 @@ def _classifier(client: ModuleType, url: str, model: str) -> Classify:
         image.set_data_from_numpy(images)
         best = client.InferRequestedOutput("probabilities", class_count=1)
         result: Any = server.infer(model, [image], outputs=[best])
-        # Each answer reads "score:index:label".
+        # Each class has the form "score:index:label".
         return [text.decode().split(":")[2] for text in result.as_numpy("probabilities").ravel()]
 
     return classify
 
 
 def _classify_all(protocol: str, classify: Classify, digits: Digits, batch_size: int) -> list[str]:
-    """The label of each digit; tells the terminal how far it is, and in the end how well it went."""
+    """Return the label of each digit. Prints the progress to a terminal, and the accuracy at the end."""
     labels: list[str] = []
     for images in _batches(digits.images, batch_size):
         labels += classify(images)
@@ -92,7 +92,7 @@ def _batches(images: npt.NDArray[np.uint8], size: int) -> Iterator[npt.NDArray[n
 
 
 def _drawing(image: npt.NDArray[np.uint8]) -> str:
-    """The digit in ink, two characters a pixel."""
+    """Return the picture of the digit, two characters per pixel."""
     shades = image.astype(int) * (len(INK) - 1) // WHITE
     return "\n".join("  " + "".join(INK[shade] * 2 for shade in row) for row in shades.tolist())
 

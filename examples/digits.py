@@ -9,24 +9,24 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.datasets import load_digits
 
-HELD_OUT_EVERY = 5  #: every fifth digit is kept from training
+HELD_OUT_EVERY = 5  #: every fifth digit is not used for training
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """``images`` u8[digits, 8, 8] with values 0 to 16, and what they show, ``numbers`` i64[digits]."""
+    """``images`` u8[digits, 8, 8] with values 0 to 16, and their numbers, ``numbers`` i64[digits]."""
 
     images: npt.NDArray[np.uint8]
     numbers: npt.NDArray[np.int64]
 
 
 def training_digits() -> Digits:
-    """The 1437 digits that the model has seen."""
+    """The 1437 digits for training."""
     return _select(held_out=False)
 
 
 def held_out_digits() -> Digits:
-    """The 360 digits that it has not."""
+    """The 360 digits that are not used for training."""
     return _select(held_out=True)
 
 

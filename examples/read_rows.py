@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Let a running server read digits row by row, and compare each answer with that of the unrolled net.
+"""Send digits row by row to a running server, and compare each result with that of the unrolled net.
 
 Needs: pip install "tritonclient[http]" scikit-learn
 """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(server: InferenceServerClient, id: int, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Return the probabilities of ``image`` after each row, as a sequence of that id: f32[8, 10]."""
+    """Return the probabilities of ``image`` after each row, as the sequence ``id``: f32[8, 10]."""
     scores = [
         ask(server, "reader", "row", row, sequence_id=id, sequence_start=place == 0, sequence_end=place == ROWS - 1)
         for place, row in enumerate(image)

@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(digits: Digits) -> MLPClassifier:
-    """A net that has seen ``digits``; the same one every time."""
+    """Return a net that was trained with ``digits``; always the same one."""
     net = MLPClassifier(hidden_layer_sizes=(64,), alpha=1e-2, batch_size=100, max_iter=500, random_state=0, tol=1e-3)
     return net.fit(_pixels(digits), digits.numbers)
 
 
 def accuracy(net: MLPClassifier, digits: Digits) -> float:
-    """The share of ``digits`` that ``net`` reads rightly, 0 to 1."""
+    """Return the share of ``digits`` that ``net`` classifies right, 0 to 1."""
     return float((net.predict(_pixels(digits)) == digits.numbers).mean())
 
 
@@ -60,7 +60,7 @@ def export(net: MLPClassifier) -> onnx.ModelProto:
     probabilities = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["rows", 10])
     graph = helper.make_graph(nodes, "digits", [image], [probabilities], initializer=_constants(net))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="train_digits.py")
-    model.ir_version = 8  # what opset 17 came with: old engines read it too
+    model.ir_version = 8  # the version of opset 17, which old engines read, too
     onnx.checker.check_model(model)
     return model
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(digits: Digits) -> Weights:
-    """Weights that have seen ``digits``; the same every time, but for the last bits of another machine."""
+    """Return weights that were trained with ``digits``; always the same, except for the last bits on other machines."""
     rng = np.random.default_rng(0)
     shapes = {"see": (COLUMNS, MEMORY), "remember": (MEMORY, MEMORY), "say": (MEMORY, NUMBERS)}
     weights = {name: rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -78,7 +78,7 @@ def probabilities(weights: Weights, images: npt.NDArray[np.uint8]) -> list[Array
 
 
 def gradients(weights: Weights, images: npt.NDArray[np.uint8], numbers: npt.NDArray[np.int64]) -> Mapping[str, Array]:
-    """Of the cross entropy of what it says after each row, later rows counting more."""
+    """Return the gradients of the cross entropy of the probabilities after each row. Later rows have more weight."""
     seen, scores = memories(weights, images), probabilities(weights, images)
     found = {name: np.zeros_like(weight) for name, weight in weights.items()}
     later = np.zeros_like(seen[0])
@@ -110,15 +110,15 @@ def reader(weights: Weights) -> onnx.ModelProto:
 
 
 def unrolled(weights: Weights) -> onnx.ModelProto:
-    """``image`` u8[n, 8, 8] -> ``probabilities`` f32[n, 8, 10]: the same eight times, one after another."""
+    """``image`` u8[n, 8, 8] -> ``probabilities`` f32[n, 8, 10]: eight steps of the net."""
     nodes = [helper.make_node("Split", ["image"], [f"slice{row}" for row in range(ROWS)], axis=1, num_outputs=ROWS)]
     nodes.append(helper.make_node("Gather", ["image", "columns"], ["corner"], axis=1))
     nodes.append(helper.make_node("Cast", ["corner"], ["pixels"], to=TensorProto.FLOAT))
     nodes.append(helper.make_node("MatMul", ["pixels", "nothing"], ["memory0"]))
     for row in range(ROWS):
         nodes.append(helper.make_node("Squeeze", [f"slice{row}", "axis"], [f"row{row}"]))
-        nodes += _step(str(row), f"row{row}", f"memory{row}", f"memory{row + 1}", f"said{row}")
-        nodes.append(helper.make_node("Unsqueeze", [f"said{row}", "axis"], [f"spread{row}"]))
+        nodes += _step(str(row), f"row{row}", f"memory{row}", f"memory{row + 1}", f"probabilities{row}")
+        nodes.append(helper.make_node("Unsqueeze", [f"probabilities{row}", "axis"], [f"spread{row}"]))
     nodes.append(helper.make_node("Concat", [f"spread{row}" for row in range(ROWS)], ["probabilities"], axis=1))
     image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["n", ROWS, COLUMNS])
     probabilities = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", ROWS, NUMBERS])
@@ -131,7 +131,7 @@ def unrolled(weights: Weights) -> onnx.ModelProto:
 
 
 def _step(mark: str, row: str, memory: str, following: str, probabilities: str) -> list[onnx.NodeProto]:
-    """The nodes that see one row."""
+    """Return the nodes for one row."""
     return [
         helper.make_node("Cast", [row], [f"levels{mark}"], to=TensorProto.FLOAT),
         helper.make_node("Div", [f"levels{mark}", "white"], [f"scaled{mark}"]),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask a router for the area of a circle, many times, and print who has answered.
+"""Send many requests for the area of a circle to a router, and print which versions answered.
 
 Needs: pip install "tritonclient[http]"
 """
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ask(server: tritonclient.http.InferenceServerClient, radius: float) -> str:
-    """Return what one request was answered, and by which version."""
+    """Return the response to one request, and the version that sent it."""
     tensor = tritonclient.http.InferInput("radius", [1], "FP64")
     tensor.set_data_from_numpy(np.array([radius]))
     try:

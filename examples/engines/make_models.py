@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train one small net on handwritten digits and write it in every format that Headrace serves: a model repository.
 
-Needs scikit-learn and onnx. A format whose engine is not installed is left out, and said.
+Needs scikit-learn and onnx. A format whose engine is not installed is skipped, with a line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.neural_network import MLPClassifier
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all examples with digits share
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # modules that all examples with digits share
 
 from digits import training_digits
 from train_digits import WHITE, export, train, weights
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from torch_net import DigitsNet
 
 HERE = Path(__file__).resolve().parent
-#: In all configs. ONNX, OpenVINO, SavedModel and exported files would do with none, and be given batches of up to 4.
+#: In all configs. ONNX, OpenVINO, SavedModel and exported files need none, and would then have batches of up to 4.
 BATCHES = "max_batch_size: 64\ndynamic_batching { }\n"
-#: What other files do not tell, without the axis of the rows.
+#: The fields that other files lack, without the axis of the rows.
 TENSORS = """\
 input [ { name: "image" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
 output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
 """
-#: A ``model.py`` is a Python model's otherwise.
+#: Without it, a ``model.py`` is a Python model.
 EAGER = 'backend: "pytorch"\nruntime: "model.py"\n'
 #: For native code.
 TRUST = 'parameters { key: "trust" value { string_value: "true" } }\n'
@@ -47,7 +47,7 @@ def write_onnx(net: MLPClassifier, version: Path) -> None:
 
 
 def write_openvino(net: MLPClassifier, version: Path) -> None:
-    """Converted from ONNX, weights as they are."""
+    """Converted from ONNX, with the same weights."""
     import openvino
 
     model = openvino.Core().read_model(export(net).SerializeToString())
@@ -58,7 +58,7 @@ def write_torchscript(net: MLPClassifier, version: Path) -> None:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer models had better be exported
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch recommends torch.export
         torch.jit.script(torch_net(net)).save(str(version / "model.pt"))  # type: ignore[no-untyped-call]
 
 
@@ -71,7 +71,7 @@ def write_eager(net: MLPClassifier, version: Path) -> None:
 
 
 def write_exported(net: MLPClassifier, version: Path) -> None:
-    """Its result is a dictionary, whose keys are the names of outputs."""
+    """The result is a dictionary with the names of outputs as keys."""
     import torch
 
     class Named(torch.nn.Module):
@@ -90,7 +90,7 @@ def write_aoti(net: MLPClassifier, version: Path) -> None:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's about itself
+        warnings.simplefilter("ignore")  # of the compiler about itself
         torch._inductor.aoti_compile_and_package(_exported(torch_net(net)), package_path=str(version / "model.pt2"))
 
 
@@ -166,7 +166,7 @@ def write_python(net: MLPClassifier, version: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``write`` puts the files into the directory of a version. It imports ``modules``, which ``packages`` bring, and
+    """``write`` puts the files into the directory of a version. It imports ``modules`` of ``packages``, and
     runs ``compiler``."""
 
     write: Callable[[MLPClassifier, Path], None]
@@ -185,7 +185,7 @@ class Format:
         return ""
 
 
-#: By the name that comes behind ``digits_`` in a model's.
+#: The formats, by the suffix of the model's name after ``digits_``.
 FORMATS = {
     "onnx": Format(write_onnx),
     "openvino": Format(write_openvino, BATCHES, ("openvino",), "openvino"),

@@ -23,7 +23,7 @@ class TritonPythonModel:
         images = []
         for request in requests:
             image = pb_utils.get_input_tensor_by_name(request, "image")
-            assert image is not None  # the server has checked that every input is there
+            assert image is not None  # the server checks that all inputs are present
             images.append(image.as_numpy())
         ends = np.cumsum([len(each) for each in images])[:-1]
         answers = np.split(self.probabilities(np.concatenate(images)), ends)

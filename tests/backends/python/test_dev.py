@@ -27,9 +27,9 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
         STATEMENT
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given)])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)])
 """
 
 
@@ -64,17 +64,17 @@ def root(tmp_path: Path) -> Path:
 def test_a_saved_model_is_served_and_one_that_cannot_be_loaded_is_not(
     serve: Callable[..., Headrace], root: Path, wait_until: Callable[..., None]
 ) -> None:
-    save(root, "given = given + 1")
+    save(root, "values = values + 1")
     server = serve(f"--model-repository={root}", "--dev")
     assert ask(server) == [2.0, 3.0]
-    save(root, "given = given * 10")
+    save(root, "values = values * 10")
     wait_until(lambda: ask(server) == [10.0, 20.0], "the saved model answers")
-    file = save(root, "given = (")
+    file = save(root, "values = (")
     server.wait_for_line(r"failed to load 'm' version 1")
     assert ask(server) == [10.0, 20.0]
-    line = file.read_text().split("given = (")[0].count("\n") + 1
+    line = file.read_text().split("values = (")[0].count("\n") + 1
     assert f"model.py, line {line}" in server.log
-    save(root, "given = given - 1")
+    save(root, "values = values - 1")
     wait_until(lambda: ask(server) == [0.0, 1.0], "the mended model answers")
     save(root, "pass", "new")
     wait_until(lambda: ask(server, "new") == [1.0, 2.0], "the new model answers")
@@ -85,14 +85,14 @@ def test_a_saved_model_is_served_and_one_that_cannot_be_loaded_is_not(
 
 def test_a_breakpoint_stops_only_its_own_model(serve: Callable[..., Headrace], root: Path) -> None:
     save(root, "breakpoint()")
-    save(root, "given = given + 1", "other")
+    save(root, "values = values + 1", "other")
     server = serve(f"--model-repository={root}", "--dev", interactive=True)
     answers: list[Any] = []
     caller = threading.Thread(target=lambda: answers.append(ask(server)))
     caller.start()
     server.wait_for_prompt("(Pdb) ")
     assert ask(server, "other") == [2.0, 3.0]
-    server.type("given = given * 7")
+    server.type("values = values * 7")
     server.wait_for_prompt("(Pdb) ")
     server.type("c")
     caller.join(40)
@@ -100,7 +100,7 @@ def test_a_breakpoint_stops_only_its_own_model(serve: Callable[..., Headrace], r
 
 
 def test_a_configured_isolation_takes_precedence_over_dev(serve: Callable[..., Headrace], root: Path) -> None:
-    save(root, "import os; given = given * 0 + os.getpid()")
+    save(root, "import os; values = values * 0 + os.getpid()")
     in_thread = serve(f"--model-repository={root}", "--dev")
     assert ask(in_thread) == [in_thread.process.pid] * 2
     in_process = serve(f"--model-repository={root}", "--dev", "--backend-config=python,isolation=process")

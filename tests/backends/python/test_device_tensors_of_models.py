@@ -63,17 +63,17 @@ class TritonPythonModel:
         answers = []
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            given = pb_utils.Tensor.from_dlpack("x", played_cuda.on_gpu(x))
-            asked = json.loads(request.parameters())
-            memory = pb_utils.TRITONSERVER_MEMORY_CPU if asked.get("cpu") else pb_utils.TRITONSERVER_MEMORY_GPU
+            tensor = pb_utils.Tensor.from_dlpack("x", played_cuda.on_gpu(x))
+            parameters = json.loads(request.parameters())
+            memory = pb_utils.TRITONSERVER_MEMORY_CPU if parameters.get("cpu") else pb_utils.TRITONSERVER_MEMORY_GPU
             call = pb_utils.InferenceRequest(
-                model_name=asked["target"], requested_output_names=["y"], inputs=[given],
+                model_name=parameters["target"], requested_output_names=["y"], inputs=[tensor],
                 preferred_memory=pb_utils.PreferredMemory(memory, 0),
             )
-            if asked.get("how") == "stream":
+            if parameters.get("how") == "stream":
                 answers_of = [each for each in call.exec(decoupled=True) if each.output_tensors()]
                 answer = answers_of[-1]
-            elif asked.get("how") == "async":
+            elif parameters.get("how") == "async":
                 async def ask():
                     return await call.async_exec()
                 answer = asyncio.run(ask())

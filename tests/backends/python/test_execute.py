@@ -21,7 +21,7 @@ from headrace_python.testing import OpenModel
 ZOO = """
 import threading
 
-kept = []
+open_senders = []
 
 
 def deeper():
@@ -109,7 +109,7 @@ class TritonPythonModel:
         senders = [request.get_response_sender() for request in requests]
         threading.Timer(0.05, lambda: [sender.send(self.ok(), FINAL) for sender in senders]).start()
     def sender_kept(self, requests):
-        kept.extend(request.get_response_sender() for request in requests)
+        open_senders.extend(request.get_response_sender() for request in requests)
     def sender_dropped(self, requests):
         [request.get_response_sender() for request in requests]
         return [None] * len(requests)
@@ -391,13 +391,13 @@ def test_a_request_that_asks_for_no_output_asks_for_all_that_the_config_declares
     code = """
     class TritonPythonModel:
         def execute(self, requests):
-            self.asked = [request.requested_output_names() for request in requests]
+            self.requested = [request.requested_output_names() for request in requests]
             return [pb_utils.InferenceResponse([]) for _ in requests]
     """
     config = "".join(f'output {{ name: "{name}" data_type: TYPE_FP32 dims: [1] }}\n' for name in "AB")
     model = python_model(write_model("asks", code, config))
     model.execute([model.request({}), model.request({}, outputs=["B"])])
-    assert [set(names) for names in model.model.asked] == [{"A", "B"}, {"B"}]
+    assert [set(names) for names in model.model.requested] == [{"A", "B"}, {"B"}]
 
 
 DECOUPLED = """

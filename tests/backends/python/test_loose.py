@@ -55,10 +55,10 @@ class TritonPythonModel:
 ENOUGH = """
 class TritonPythonModel:
     def execute(self, requests):
-        asked = pb_utils.InferenceRequest(
+        inner = pb_utils.InferenceRequest(
             model_name="stubborn", requested_output_names=["OUT"], inputs=requests[0].inputs()
         )
-        answers = asked.exec(decoupled=True)
+        answers = inner.exec(decoupled=True)
         found = [next(answers)]
         answers.cancel()
         found += answers
@@ -77,10 +77,10 @@ class TritonPythonModel:
 PASSES_ON = """
 class TritonPythonModel:
     def execute(self, requests):
-        asked = pb_utils.InferenceRequest(
+        inner = pb_utils.InferenceRequest(
             model_name=b"loose", requested_output_names=[b"OUT"], inputs=requests[0].inputs(), request_id=b"1"
         )
-        answer = asked.exec()
+        answer = inner.exec()
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
         return [pb_utils.InferenceResponse(answer.output_tensors()) for _ in requests]

@@ -108,7 +108,7 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            said = {
+            described = {
                 "args": self.args,
                 "id": request.request_id(),
                 "correlation_id": request.correlation_id(),
@@ -116,8 +116,8 @@ class TritonPythonModel:
                 "outputs": sorted(request.requested_output_names()),
                 "batch": len(requests),
             }
-            out = np.array([json.dumps(said)], np.object_)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)], parameters={"said": True}))
+            out = np.array([json.dumps(described)], np.object_)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)], parameters={"described": True}))
         return responses
 """
 DESCRIBE_CONFIG = """
@@ -133,8 +133,8 @@ from words import greeting
 class TritonPythonModel:
     def execute(self, requests):
         import lazy
-        said = "|".join([helper.NAME, NAME, greeting(), lazy.NAME])
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([said], np.object_))]) for _ in requests]
+        text = "|".join([helper.NAME, NAME, greeting(), lazy.NAME])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([text], np.object_))]) for _ in requests]
 """
 BLS = """
 class TritonPythonModel:
@@ -186,8 +186,8 @@ class TritonPythonModel:
         return [self.answer() for _ in requests]
     def answer(self):
         x = pb_utils.Tensor("IN", np.zeros(1, np.int32))
-        asked = pb_utils.InferenceRequest(model_name="constant", requested_output_names=["OUT"], inputs=[x])
-        values = pb_utils.get_output_tensor_by_name(asked.exec(), "OUT").as_numpy()
+        inner = pb_utils.InferenceRequest(model_name="constant", requested_output_names=["OUT"], inputs=[x])
+        values = pb_utils.get_output_tensor_by_name(inner.exec(), "OUT").as_numpy()
         values += 10
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)])
 """
@@ -292,8 +292,8 @@ class TritonPythonModel:
         inner = pb_utils.InferenceRequest(
             model_name="patient", requested_output_names=["y"], inputs=[pb_utils.Tensor("x", np.ones((1, 1), np.int32))]
         )
-        said = inner.exec().error().message()
-        raise pb_utils.TritonModelException(said)
+        message = inner.exec().error().message()
+        raise pb_utils.TritonModelException(message)
 """
 #: Waits for others to join it for longer than any test runs.
 PATIENT_CONFIG = """
@@ -438,7 +438,7 @@ def test_initialize_gets_the_instance_and_a_request_its_fields(
         1,
     )
     assert {"n": 3, "s": "text", "b": True}.items() <= described["parameters"].items()
-    assert result.get_response()["parameters"]["said"] is True
+    assert result.get_response()["parameters"]["described"] is True
 
 
 @pytest.mark.parametrize("name", ["red", "green"])
@@ -520,7 +520,7 @@ def test_is_ready_of_a_model_decides_its_readiness(client: http.InferenceServerC
 def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_logged(
     tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
-    calls = tmp_path / "said"
+    calls = tmp_path / "calls"
     code = f"""
     class TritonPythonModel:
         def say(self, word):
@@ -601,10 +601,10 @@ def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
     code = """
     class TritonPythonModel:
         def initialize(self, args):
-            self.kept = []
+            self.senders = []
         def execute(self, requests):
-            self.kept += [request.get_response_sender() for request in requests]
-            pb_utils.Logger.log_info("kept a sender")
+            self.senders += [request.get_response_sender() for request in requests]
+            pb_utils.Logger.log_info("stored a sender")
     """
     write_python(tmp_path, "keeps", code, INT_CONFIG)
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
@@ -614,7 +614,7 @@ def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
         client.async_infer(
             "keeps", tensors(grpc, IN=np.zeros(1, np.int32)), lambda result, error: answers.put((result, error))
         )
-        server.wait_for_line("kept a sender")
+        server.wait_for_line("stored a sender")
         server.finish(signal.SIGTERM)
         result, error = answers.get(timeout=30)
     assert result is None
@@ -653,8 +653,8 @@ def test_each_instance_gets_its_own_name_and_kind(
     from pathlib import Path
     class TritonPythonModel:
         def initialize(self, args):
-            said = " ".join(args[f"model_instance_{key}"] for key in ("kind", "device_id"))
-            Path(args["model_repository"], args["model_instance_name"]).write_text(said)
+            text = " ".join(args[f"model_instance_{key}"] for key in ("kind", "device_id"))
+            Path(args["model_repository"], args["model_instance_name"]).write_text(text)
         def execute(self, requests):
             return [pb_utils.InferenceResponse([]) for _ in requests]
     """

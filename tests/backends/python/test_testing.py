@@ -205,7 +205,7 @@ def test_a_model_that_never_answers_is_a_timeout(python_model: OpenModel, write_
     code = """
     class TritonPythonModel:
         def execute(self, requests):
-            self.kept = [request.get_response_sender() for request in requests]
+            self.senders = [request.get_response_sender() for request in requests]
     """
     model = python_model(write_model("m", code), timeout_s=0.05)
     with pytest.raises(TimeoutError, match=r"no last answer within 0.05 s"):

@@ -271,7 +271,7 @@ class IExecutionContext:
         if names:
             return self._fail(f"no address for {sorted(names)}")
         if self._engine.plan.get("fails"):
-            return self._fail("IExecutionContext::enqueueV3: Error Code 1: Cuda Runtime (told to fail)")
+            return self._fail("IExecutionContext::enqueueV3: Error Code 1: Cuda Runtime (simulated failure)")
         shapes = {name: self._shape(name) for name in self._engine.tensors}
         shapes |= self._output_shapes()
         work: Callable[..., None] = _WORK(lambda _: self._compute(shapes, dict(self._addresses)))

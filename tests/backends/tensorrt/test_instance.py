@@ -243,7 +243,7 @@ def test_a_failed_execution_has_the_error_of_tensorrt_and_the_next_succeeds(plan
     engine = instance._engine._engine
     engine.plan["fails"] = True
     x = np.ones((2, 4), np.float32)
-    with pytest.raises(BackendError, match=r"TensorRT cannot execute: .*Cuda Runtime \(told to fail\)"):
+    with pytest.raises(BackendError, match=r"TensorRT cannot execute: .*Cuda Runtime \(simulated failure\)"):
         instance.execute({"x": x})
     assert driver.begun == 0  # copies of inputs that were released
     del engine.plan["fails"]

@@ -21,13 +21,13 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace_tensorrt import Parameters, TensorRT
 path = Path(sys.argv[1])
 model = Model("m", 1, path, ModelConfig(name="m"), Parameters(), device=Device("gpu", int(sys.argv[2])))
-told = []
+errors = []
 for step in (TensorRT({}).complete_config, TensorRT({}).load):
     try:
         step(model)
     except HeadraceError as error:
-        told.append([type(error).__name__, error.message])
-print(json.dumps(told))
+        errors.append([type(error).__name__, error.message])
+print(json.dumps(errors))
 """
 
 

@@ -158,7 +158,7 @@ def test_wherever_a_script_hides_it(scripts: Any) -> None:
 class KeepsState(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.kept = torch.zeros(1)
+        self.stored = torch.zeros(1)
 
     @torch.jit.export
     def __getstate__(self) -> int:
@@ -167,10 +167,10 @@ class KeepsState(torch.nn.Module):
     @torch.jit.export
     def __setstate__(self, state: int) -> None:
         self.training = False
-        self.kept = torch.empty([16384])
+        self.stored = torch.empty([16384])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kept
+        return self.stored
 
 
 def test_memory_that_a_script_keeps_while_it_is_loaded_is_refused(scripts: Any) -> None:

@@ -105,8 +105,8 @@ def _own_directory() -> Path:
     PyTorch loads libraries and pickles from there. Its own default is in ``/tmp``, under a name that any user can
     create first.
     """
-    given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
-    folder = Path(given).expanduser().absolute() / "torchinductor"
+    directory = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
+    folder = Path(directory).expanduser().absolute() / "torchinductor"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()

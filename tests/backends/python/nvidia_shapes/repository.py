@@ -72,11 +72,11 @@ class TritonPythonModel:
             in_0 = pb_utils.get_input_tensor_by_name(request, "INPUT0")
             in_1 = pb_utils.get_input_tensor_by_name(request, "INPUT1")
             name = pb_utils.get_input_tensor_by_name(request, "MODEL_NAME").as_numpy()[0]
-            asked = pb_utils.InferenceRequest(
+            inner = pb_utils.InferenceRequest(
                 model_name=name, requested_output_names=[b"OUTPUT0", "OUTPUT1"], inputs=[in_0, in_1],
                 request_id=b"inner", timeout=np.int64(0), model_version=np.int32(-1), flags=np.uint8(0),
             )
-            answer = asked.exec()
+            answer = inner.exec()
             if answer.has_error():
                 raise pb_utils.TritonModelException(answer.error().message())
             responses.append(pb_utils.InferenceResponse(output_tensors=answer.output_tensors()))
@@ -185,7 +185,7 @@ class TritonPythonModel:
         if len(requests) != 1:
             raise pb_utils.TritonModelException("unsupported batch size " + len(requests))
         number = pb_utils.get_input_tensor_by_name(requests[0], "IN")
-        asked = [
+        inner_requests = [
             pb_utils.InferenceRequest(model_name="square_int32", inputs=[number], requested_output_names=["OUT"])
             for _ in range(2)
         ]
@@ -222,12 +222,12 @@ class TritonPythonModel:
             self.logger.log("a warning", self.logger.WARNING)
             try:
                 self.orphan.increment(1)
-                said = "nothing"
+                message = "nothing"
             except Exception as error:
-                said = str(error)
+                message = str(error)
             out = np.array([self.metric.value() > 0, self.level.value()], np.float32)
             responses.append(pb_utils.InferenceResponse([
-                pb_utils.Tensor("OUTPUT0", out), pb_utils.Tensor("SAID", np.array([said], dtype=object)),
+                pb_utils.Tensor("OUTPUT0", out), pb_utils.Tensor("SAID", np.array([message], dtype=object)),
             ]))
         return responses
 """
@@ -334,12 +334,14 @@ def models() -> dict[str, tuple[str, str]]:
         "square_int32": (SQUARE, DECOUPLED + INT + 'output { name: "OUT" data_type: TYPE_INT32 dims: [1] }\n'),
         "repeat_int32": (REPEAT, DECOUPLED + REPEAT_CONFIG),
         "bls_decoupled_sync": (
-            BLS_DECOUPLED.replace("DEF", "def").replace("GATHER", "[each.exec(decoupled=True) for each in asked]"),
+            BLS_DECOUPLED.replace("DEF", "def").replace(
+                "GATHER", "[each.exec(decoupled=True) for each in inner_requests]"
+            ),
             INT + 'output { name: "SUM" data_type: TYPE_INT32 dims: [1] }\n',
         ),
         "bls_decoupled_async": (
             BLS_DECOUPLED.replace("DEF", "async def").replace(
-                "GATHER", "await asyncio.gather(*[each.async_exec(decoupled=True) for each in asked])"
+                "GATHER", "await asyncio.gather(*[each.async_exec(decoupled=True) for each in inner_requests])"
             ),
             INT + 'output { name: "SUM" data_type: TYPE_INT32 dims: [1] }\n',
         ),

@@ -1,4 +1,4 @@
-"""The area of a circle, by school."""
+"""The area of a circle, by the usual formula."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class TritonPythonModel:
 
 def _answer(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
     radius = pb_utils.get_input_tensor_by_name(request, "radius")
-    assert radius is not None  # the server has checked that every input is there
+    assert radius is not None  # the server checks that all inputs are present
     return pb_utils.InferenceResponse([pb_utils.Tensor("area", 3.14 * radius.as_numpy() ** 2)])

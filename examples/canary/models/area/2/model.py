@@ -1,4 +1,4 @@
-"""The area of a circle, more exactly: by logarithms. Nobody has tried a radius of 0."""
+"""The area of a circle, by logarithms. It fails for a radius of 0."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class TritonPythonModel:
 
 def _answer(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
     radius = pb_utils.get_input_tensor_by_name(request, "radius")
-    assert radius is not None  # the server has checked that every input is there
+    assert radius is not None  # the server checks that all inputs are present
     area = math.pi * math.exp(2 * math.log(radius.as_numpy()[0]))
     return pb_utils.InferenceResponse([pb_utils.Tensor("area", np.array([area]))])

@@ -1,4 +1,4 @@
-"""Asks the model that suits the text: short ones are kept, long ones are summarized."""
+"""Calls the model for the length of the text: short texts are kept, long ones are summarized."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TritonPythonModel:
 
     def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         text = pb_utils.get_input_tensor_by_name(request, "text")
-        assert text is not None  # the server has checked that every input is there
+        assert text is not None  # the server checks that all inputs are present
         model = self.choose(text.as_numpy()[0])
         inner = pb_utils.InferenceRequest(inputs=[text], requested_output_names=["summary"], model_name=model)
         response = inner.exec()
         if response.has_error():
-            return response  # to the caller, as it came
+            return response  # unchanged to the caller
         chosen = pb_utils.Tensor("model", np.array([model.encode()], np.object_))
         return pb_utils.InferenceResponse([*response.output_tensors(), chosen])
 

@@ -1,4 +1,4 @@
-"""Keeps the sentences whose words are said most often in the text: Luhn, 1958, in a few lines."""
+"""Keeps the sentences with the most frequent words of the text: Luhn, 1958, in a few lines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class TritonPythonModel:
 
     def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         tensor = pb_utils.get_input_tensor_by_name(request, "text")
-        assert tensor is not None  # the server has checked that every input is there
+        assert tensor is not None  # the server checks that all inputs are present
         summary = summarize(tensor.as_numpy()[0].decode(errors="replace"), self.sentences)
         return pb_utils.InferenceResponse([pb_utils.Tensor("summary", np.array([summary.encode()], np.object_))])
 
 
 def summarize(text: str, count: int) -> str:
-    """The ``count`` sentences of ``text`` with the most frequent words, in the order of ``text``."""
+    """Return the ``count`` sentences of ``text`` with the most frequent words, in the order of ``text``."""
     frequency = Counter(words(text))
     sentences = re.split(r"(?<=[.!?])\s+", text.strip())
 

@@ -1,4 +1,4 @@
-"""Tells stories word by word: each word is one that follows the word before it somewhere in corpus.txt."""
+"""Sends stories word by word: each word follows the previous one somewhere in corpus.txt."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         self.pause_s = float(parameters["pause_ms"]["string_value"]) / 1000
         self.followers = learn(Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8"))
-        self.tellers = ThreadPoolExecutor(STORIES_AT_ONCE)
+        self.senders = ThreadPoolExecutor(STORIES_AT_ONCE)
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
-        """Return at once: a thread tells each story, and the next request need not wait for its end."""
+        """Return at once: a thread sends each story, so that the next request need not wait for its end."""
         for request in requests:
-            self.tellers.submit(self.answer, request, request.get_response_sender())
+            self.senders.submit(self.answer, request, request.get_response_sender())
 
     def finalize(self) -> None:
-        self.tellers.shutdown(cancel_futures=True)
+        self.senders.shutdown(cancel_futures=True)
 
     def answer(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
         try:
-            self.tell(request, sender)
-        except Exception as error:  # the server cannot report it: this is a thread of the model's own
+            self.send_story(request, sender)
+        except Exception as error:  # the server cannot report it: this is a thread of the model
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"the story broke off: {error!r}")))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def tell(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
+    def send_story(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
         prompt, words = value(request, "prompt", b"").decode(), int(value(request, "words", 0))
         story = self.story(prompt, random.Random(int(value(request, "seed", 0))))
         for sent in range(words):
@@ -52,7 +52,7 @@ class TritonPythonModel:
             time.sleep(self.pause_s)
 
     def story(self, prompt: str, chance: random.Random) -> Iterator[str]:
-        """Words without end, beginning with one that may follow the last word of ``prompt``."""
+        """Yield words without end, beginning with one that may follow the last word of ``prompt``."""
         word = prompt.split()[-1] if prompt.split() else ""
         while True:
             word = chance.choice(self.followers.get(word) or self.followers[""])
@@ -60,7 +60,7 @@ class TritonPythonModel:
 
 
 def learn(text: str) -> Followers:
-    """The words that follow each word of ``text``, and those that begin a sentence, which follow ""."""
+    """Return the words that follow each word of ``text``. Words that begin a sentence follow ""."""
     followers: defaultdict[str, list[str]] = defaultdict(list)
     before = ""
     for word in text.split():
@@ -70,7 +70,7 @@ def learn(text: str) -> Followers:
 
 
 def value(request: pb_utils.InferenceRequest, name: str, default: Any) -> Any:
-    """The one element of an input, or ``default`` where it was not sent."""
+    """Return the one element of an input, or ``default`` if it was not sent."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return default if tensor is None else tensor.as_numpy()[0]
 

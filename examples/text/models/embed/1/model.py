@@ -1,4 +1,4 @@
-"""Texts to embeddings: asks the tokenizer, asks the net, and makes one vector of what it says."""
+"""Texts to embeddings: calls the tokenizer and the net, and computes one vector of the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 class TritonPythonModel:
     async def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        """All requests at once: none waits for another's answer, and the net batches what it can."""
+        """Answer all requests concurrently, so that the net can batch them."""
         return await asyncio.gather(*(answer(request) for request in requests))
 
 
@@ -43,7 +43,7 @@ def output(response: pb_utils.InferenceResponse, name: str) -> Array:
 
 
 def pooled(hidden: Array, mask: Array) -> Array:
-    """The mean of ``hidden`` f32[texts, tokens, 384] over the tokens of each text, at length 1."""
+    """Return the mean of ``hidden`` f32[texts, tokens, 384] over the tokens of each text, with length 1."""
     weights = mask[..., None].astype(np.float32)
     means = (hidden * weights).sum(1) / weights.sum(1)
     return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True))

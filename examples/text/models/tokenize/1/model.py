@@ -17,14 +17,14 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         self.tokenizer = Tokenizer.from_file(str(Path(__file__).with_name("tokenizer.json")))
         self.tokenizer.enable_truncation(int(parameters["max_tokens"]["string_value"]))
-        self.tokenizer.enable_padding()  # to the longest text of a request
+        self.tokenizer.enable_padding()  # to the length of the longest text of a request
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         tensor = pb_utils.get_input_tensor_by_name(request, "text")
-        assert tensor is not None  # the server has checked that every input is there
+        assert tensor is not None  # the server checks that all inputs are present
         try:
             texts = [text.decode() for text in tensor.as_numpy().ravel()]
         except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Writes on to the end of a sentence: each word follows the two before it somewhere in corpus.txt."""
+"""Continues to the end of a sentence: each word follows the previous two somewhere in corpus.txt."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class TritonPythonModel:
                 text = ""
             if reason != "None":
                 break
-            await asyncio.sleep(0.02)  # the time of a larger model for a word
+            await asyncio.sleep(0.02)  # as long as a larger model needs for a word
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def value(request: pb_utils.InferenceRequest, name: str, default: Any) -> Any:
-    """The one element of an input, or ``default`` if it was not sent."""
+    """Return the one element of an input, or ``default`` if it was not sent."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return default if tensor is None else tensor.as_numpy()[0]
