@@ -16,7 +16,8 @@ import pytest
 
 from headrace import SecurityReview
 from headrace_openai import image_addresses
-from headrace_openai.image_addresses import ImageFetcher, ImageHosts
+from headrace_openai.image_addresses import ImageFetcher
+from headrace_openai.image_hosts import ImageHosts
 from headrace_openai.openai_errors import BadMember
 
 IMAGE = bytes(range(256)) * 300

@@ -15,7 +15,7 @@ from headrace_llm import ToolCallParser
 from headrace_openai.chat_answers import ChatText
 from headrace_openai.choices import Usage
 from headrace_openai.response_items import ResponseItems
-from headrace_openai.text_models import TextPart
+from headrace_openai.text_responses import TextPart
 from headrace_openai.tool_call_parsers import PARSERS, AnyToolParser, NamedToolParser
 
 CALL = '{"name": "weather", "arguments": {"town": "Ulm"}}'

@@ -12,7 +12,7 @@ import orjson
 from headrace_llm import TokenLogprob, ToolCallParser, token_bytes
 from headrace_openai.choices import Usage
 from headrace_openai.event_lines import event_line
-from headrace_openai.text_models import TextPart
+from headrace_openai.text_responses import TextPart
 
 _NULL = b"null"
 

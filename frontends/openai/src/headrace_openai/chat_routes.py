@@ -13,11 +13,12 @@ from headrace_openai.chat_answers import ChatChoice, ChatChunks, ChatText, chat_
 from headrace_openai.chat_messages import images_in, read_messages
 from headrace_openai.chat_templates import plain_prompt
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
-from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
+from headrace_openai.generation_route import GenerationRoute, TextCall, event_stream, text_request, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer, off_loop
 from headrace_openai.sampling_members import read_sampling_members
-from headrace_openai.text_models import Prompt, TextPart
+from headrace_openai.text_models import Prompt
+from headrace_openai.text_responses import TextPart
 from headrace_openai.tool_choices import ToolPlan, plan_tools, shown_tools
 
 #: The most tokens of a chat for a model that gets a prompt. The default for prompts, 16, is too short for a chat.
@@ -50,7 +51,7 @@ class ChatRoute(GenerationRoute):
             call = replace(call, is_small=False)
         prompt = await self._prompt(call, plan, sampling)
         del call.document["messages"]  # an answer may take minutes, and needs no large texts
-        parts = await self.parts(call, [asked_of(call, prompt, sampling, stream)], count)
+        parts = await self.parts(call, [text_request(call, prompt, sampling, stream)], count)
         choices = [ChatChoice(plan.parser() if plan.parser else None, plan.has_one_call) for _ in parts]
         return Chat(parts, choices, sampling.get("logprobs", 0))
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from headrace_llm import StopStrings
-from headrace_openai.text_models import TextPart
+from headrace_openai.text_responses import TextPart
 
 #: The most answers to one request.
 MAX_CHOICES = 128

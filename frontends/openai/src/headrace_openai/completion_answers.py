@@ -13,11 +13,11 @@ import orjson
 from headrace_llm import TokenLogprob, token_bytes
 from headrace_openai.choices import Usage
 from headrace_openai.event_lines import event_line
-from headrace_openai.text_models import TextPart
+from headrace_openai.text_responses import TextPart
 
 
 class TokenOffsets:
-    """Where the tokens of one text begin, in characters. A character of several tokens begins at all of them."""
+    """Counts the characters before each token of one text. A character of several tokens begins with each of them."""
 
     def __init__(self) -> None:
         self._place = 0

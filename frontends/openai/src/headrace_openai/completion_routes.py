@@ -10,11 +10,12 @@ from headrace import HttpReply, HttpStream
 from headrace_openai.body_members import flag, shown, whole
 from headrace_openai.choices import MAX_CHOICES, Usage, numbered
 from headrace_openai.completion_answers import CompletionChunks, CompletionText, TokenOffsets, completion_document
-from headrace_openai.generation_route import GenerationRoute, TextCall, asked_of, event_stream, wants_stream
+from headrace_openai.generation_route import GenerationRoute, TextCall, event_stream, text_request, wants_stream
 from headrace_openai.openai_errors import BadMember
 from headrace_openai.openai_route import json_answer
 from headrace_openai.sampling_members import read_sampling_members
-from headrace_openai.text_models import Prompt, TextPart
+from headrace_openai.text_models import Prompt
+from headrace_openai.text_responses import TextPart
 
 _MOST_TOKEN = 2**31 - 1
 
@@ -33,7 +34,7 @@ class CompletionHandler(GenerationRoute):
         prompts = read_prompts(document)
         echoes = _echoes(document, prompts, sampling)
         each, top = _count(document, len(prompts)), sampling.get("logprobs", 0)
-        parts = await self.parts(call, [asked_of(call, prompt, sampling, stream) for prompt in prompts], each)
+        parts = await self.parts(call, [text_request(call, prompt, sampling, stream) for prompt in prompts], each)
         if stream:
             chunks = CompletionChunks(call.named, wants_usage, top)
             return event_stream(call, _chunks(parts, echoes, each, chunks, wants_usage))

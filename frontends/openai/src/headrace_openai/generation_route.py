@@ -22,7 +22,8 @@ from headrace_openai.openai_route import (
     read_body,
     request_id,
 )
-from headrace_openai.text_models import Asked, Prompt, TextModel, TextPart, parts_of
+from headrace_openai.text_models import Prompt, TextModel, TextRequest
+from headrace_openai.text_responses import TextPart, parts_of
 
 EVENT_HEADERS = (
     (b"Content-Type", b"text/event-stream; charset=utf-8"),
@@ -79,8 +80,8 @@ class GenerationRoute(OpenAiRoute):
         """Return the answer to ``call``."""
         raise NotImplementedError
 
-    async def parts(self, call: TextCall, asked: Sequence[Asked], count: int) -> list[AsyncIterator[TextPart]]:
-        """Return ``count`` answers to each of ``asked``. Raises `BadMember` for what the model can not do.
+    async def parts(self, call: TextCall, wanted: Sequence[TextRequest], count: int) -> list[AsyncIterator[TextPart]]:
+        """Return ``count`` answers to each of ``wanted``. Raises `BadMember` for what the model can not do.
 
         The first is that of the caller. Each other one is admitted when it begins: it may have to wait until the first
         one ends.
@@ -92,11 +93,11 @@ class GenerationRoute(OpenAiRoute):
                 f"n is {count}: so many times the bytes of the body must be at most {_MOST_COPIED_BYTES}, not {copied}",
             )
         inputs = await off_loop(
-            self.engine, call.is_small, lambda: [call.model.prompt_inputs(one.prompt) for one in asked]
+            self.engine, call.is_small, lambda: [call.model.prompt_inputs(one.prompt) for one in wanted]
         )
         requests = [
             call.model.request(one, given, call.sent_as, number)
-            for one, given in zip(asked, inputs, strict=True)
+            for one, given in zip(wanted, inputs, strict=True)
             for number in range(count)
         ]
         others = None if call.caller is None else call.http.caller
@@ -105,16 +106,16 @@ class GenerationRoute(OpenAiRoute):
             parts_of(self.engine, first, call.caller),
             *[parts_of(self.engine, request, others) for request in rest],
         ]
-        stop = asked[0].sampling.get("stop")
-        if not stop or asked[0].sampling.get("include_stop_str_in_output"):
+        stop = wanted[0].sampling.get("stop")
+        if not stop or wanted[0].sampling.get("include_stop_str_in_output"):
             return answers
         return [stopping(parts, [stop] if type(stop) is str else stop) for parts in answers]
 
 
-def asked_of(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Asked:
+def text_request(call: TextCall, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> TextRequest:
     """Return the request of ``call`` with ``prompt``."""
     priority = whole(call.document, "priority", 0, _MOST_PRIORITY, 0)
-    return Asked(prompt, sampling, stream, priority, call.http.caller.deadline_ns)
+    return TextRequest(prompt, sampling, stream, priority, call.http.caller.deadline_ns)
 
 
 def wants_stream(document: Mapping[str, Any]) -> tuple[bool, bool]:

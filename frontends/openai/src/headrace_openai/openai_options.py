@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from headrace import OptionGroup
-from headrace_openai.image_addresses import ImageHosts
+from headrace_openai.image_hosts import ImageHosts
 
 
 def _wide_hosts(text: str) -> list[str]:

@@ -21,7 +21,7 @@ from uuid import uuid4
 from headrace_llm import TokenLogprob
 from headrace_openai.chat_answers import logprobs_of
 from headrace_openai.choices import Usage
-from headrace_openai.text_models import TextPart
+from headrace_openai.text_responses import TextPart
 
 #: Members of the request that the response repeats, and their defaults.
 _REPEATED: Mapping[str, Any] = {

@@ -1,28 +1,16 @@
-"""A model that generates text: how a prompt becomes its inputs, and its responses become parts of a text."""
+"""A model that generates text, and the requests to it. `headrace_openai.text_responses` reads the responses."""
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 
-from headrace import (
-    BackendError,
-    BytesTensor,
-    Caller,
-    Engine,
-    InferRequest,
-    InferResponse,
-    ModelView,
-    Spec,
-    Tensor,
-)
-from headrace_llm import GENERATION_OUTPUTS, Contract, TokenLogprob, read_logprobs
+from headrace import BytesTensor, InferRequest, ModelView, Spec, Tensor
+from headrace_llm import Contract
 from headrace_openai.body_members import encoded
 from headrace_openai.chat_templates import ChatTemplate, parser_name
 from headrace_openai.openai_errors import BadMember
@@ -31,26 +19,8 @@ from headrace_openai.tool_call_parsers import PARSERS
 #: Outputs that a caller requests by an input of the model: ``return_`` and their name.
 _ALWAYS_ASKED = ("finish_reason", "num_input_tokens", "num_output_tokens")
 _ASK = "return_"
-_NO_REASON = ("", "None")
 #: A seed is from minus this number to one less than it.
 _SEEDS = 2**63
-_Decoder = getincrementaldecoder("utf-8")
-
-
-@dataclass(slots=True)
-class TextPart:
-    """A part of an answer: the new text and tokens. ``finish_reason`` is not empty in the last part.
-
-    ``num_input_tokens`` and ``num_output_tokens`` (the new ones) are None if the model does not report them.
-    """
-
-    text: str = ""
-    finish_reason: str = ""
-    logprobs: Sequence[TokenLogprob] = ()
-    tool_calls: Sequence[dict[str, Any]] = ()
-    reasoning: str = ""
-    num_input_tokens: int | None = None
-    num_output_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -66,8 +36,8 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Asked:
-    """The request of a caller to one model, without the number of choices."""
+class TextRequest:
+    """A request for a text, to one model: all of it but the number of the choice."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
@@ -103,15 +73,15 @@ class TextModel:
     def name(self) -> str:
         return self._view.name
 
-    def request(self, asked: Asked, prompt: Mapping[str, Tensor], request_id: str, number: int) -> InferRequest:
+    def request(self, wanted: TextRequest, prompt: Mapping[str, Tensor], request_id: str, number: int) -> InferRequest:
         """Return the request for choice ``number``, with the inputs for its ``prompt``.
 
         Raises `BadMember` for what the model can not do.
         """
-        sampling = dict(asked.sampling)
+        sampling = dict(wanted.sampling)
         if number and "seed" in sampling:
             sampling["seed"] = (sampling["seed"] + number + _SEEDS) % (2 * _SEEDS) - _SEEDS
-        inputs: dict[str, Tensor] = {**self._fixed[asked.stream], **prompt}
+        inputs: dict[str, Tensor] = {**self._fixed[wanted.stream], **prompt}
         parameters: dict[str, Any] = {}
         if "logprobs" in sampling:
             self._need("logprobs", "logprobs", "logprobs" in self.outputs)
@@ -124,10 +94,10 @@ class TextModel:
             self._need("response_format", "structured output", "structured_outputs" not in sampling)
             self._need("model", "adapters", "lora_name" not in sampling)
         request = InferRequest(
-            self.name, inputs, id=request_id, parameters=parameters, priority=asked.priority
+            self.name, inputs, id=request_id, parameters=parameters, priority=wanted.priority
         )  # fmt: skip
-        if asked.deadline_ns:
-            request.expire_at(asked.deadline_ns)
+        if wanted.deadline_ns:
+            request.expire_at(wanted.deadline_ns)
         return request
 
     def prompt_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
@@ -157,102 +127,6 @@ class TextModel:
     def _need(self, param: str, what: str, has_it: bool) -> None:
         if not has_it:
             raise BadMember(param, f"model '{self.name}' has no {what}")
-
-
-async def parts_of(engine: Engine, request: InferRequest, caller: Caller | None) -> AsyncIterator[TextPart]:
-    """Yield the parts of the answer to ``request``, the last one with a ``finish_reason``.
-
-    Closing it cancels the request. Raises `HeadraceError`.
-    """
-    reader = _TextReader()
-    async with aclosing(engine.responses(request, caller)) as responses:  # type: ignore[type-var]
-        async for response in responses:
-            yield reader.read(response)
-    if (last := reader.rest()) is not None:
-        yield last
-
-
-class _TextReader:
-    """Reads the responses to one request."""
-
-    __slots__ = ("_decode", "_has_finished")
-
-    def __init__(self) -> None:
-        self._decode = _Decoder("replace").decode
-        self._has_finished = False
-
-    def read(self, response: InferResponse) -> TextPart:
-        outputs = response.outputs
-        given = outputs.get("text_output")
-        part = TextPart(self._decode(_bytes(given)) if given is not None else "")
-        for name, tensor in outputs.items():
-            if name in _READERS:
-                try:
-                    _READERS[name](part, tensor)
-                except ValueError as error:
-                    raise BackendError(
-                        f"model '{response.model_name}': output '{name}' can not be read: {error}"
-                    ) from None
-        if part.finish_reason:
-            self._has_finished = True
-            part.text += self._decode(b"", True)
-        return part
-
-    def rest(self) -> TextPart | None:
-        """Return a last part if no part had a ``finish_reason``."""
-        return None if self._has_finished else TextPart(self._decode(b"", True), "stop")
-
-
-def _read_reason(part: TextPart, tensor: Tensor) -> None:
-    reason = _bytes(tensor).decode(errors="replace")
-    if reason not in _NO_REASON:
-        part.finish_reason = reason
-
-
-def _read_logprobs(part: TextPart, tensor: Tensor) -> None:
-    if (text := _bytes(tensor)) not in (b"", b"null"):
-        part.logprobs = read_logprobs(text)
-
-
-def _read_tool_calls(part: TextPart, tensor: Tensor) -> None:
-    if text := _bytes(tensor):
-        part.tool_calls = orjson.loads(text)
-
-
-def _read_reasoning(part: TextPart, tensor: Tensor) -> None:
-    part.reasoning = _bytes(tensor).decode(errors="replace")
-
-
-def _read_input_tokens(part: TextPart, tensor: Tensor) -> None:
-    part.num_input_tokens = _sum(tensor)
-
-
-def _read_output_tokens(part: TextPart, tensor: Tensor) -> None:
-    part.num_output_tokens = _sum(tensor)
-
-
-_READERS = {
-    "finish_reason": _read_reason,
-    "logprobs": _read_logprobs,
-    "num_input_tokens": _read_input_tokens,
-    "num_output_tokens": _read_output_tokens,
-    "reasoning": _read_reasoning,
-    "tool_calls": _read_tool_calls,
-}
-assert _READERS.keys() <= GENERATION_OUTPUTS.keys()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    """Return the strings of ``tensor`` as one."""
-    if not isinstance(tensor, BytesTensor):
-        return b""
-    if tensor.shape in ((1,), (1, 1)):  # its length, and then the string
-        return bytes(tensor.buffer[4:])
-    return b"".join(tensor.items())
-
-
-def _sum(tensor: Tensor) -> int:
-    return int(tensor.item() if isinstance(tensor, np.ndarray) and tensor.size == 1 else np.asarray(tensor).sum())
 
 
 def _shape(spec: Spec, max_batch_size: int) -> tuple[int, ...]:
