@@ -32,13 +32,14 @@ if TYPE_CHECKING:
         complete_task,
     )
     from headrace_llm.deltas import Delta, TokenLogprob, print_logprobs, read_logprobs, token_bytes, token_text
-    from headrace_llm.generation_instance import GenerationInstance, TokenStream
+    from headrace_llm.generation_instance import GenerationInstance
     from headrace_llm.generation_request import GenerationRequest, read_generation
     from headrace_llm.image_budget import IMAGE_FORMS, MAX_IMAGE_PIXELS, ImageBudget, base64_of, image_size, images_in
     from headrace_llm.json_files import read_json_file
     from headrace_llm.sampling import Sampling, depth_of, read_sampling, sampling_of, shown
     from headrace_llm.stop_strings import StopStrings
     from headrace_llm.token_pieces import piece_text
+    from headrace_llm.token_stream import TokenStream
     from headrace_llm.tool_calls import HermesParser, ToolCallParser, read_calls
 
 #: The module of each name, imported on first use: a protocol without a model needs few of them.
@@ -55,13 +56,14 @@ _HOMES = {
         "complete_task",
     ),
     "deltas": ("Delta", "TokenLogprob", "print_logprobs", "read_logprobs", "token_bytes", "token_text"),
-    "generation_instance": ("GenerationInstance", "TokenStream"),
+    "generation_instance": ("GenerationInstance",),
     "generation_request": ("GenerationRequest", "read_generation"),
     "image_budget": ("IMAGE_FORMS", "MAX_IMAGE_PIXELS", "ImageBudget", "base64_of", "image_size", "images_in"),
     "json_files": ("read_json_file",),
     "sampling": ("Sampling", "depth_of", "read_sampling", "sampling_of", "shown"),
     "stop_strings": ("StopStrings",),
     "token_pieces": ("piece_text",),
+    "token_stream": ("TokenStream",),
     "tool_calls": ("HermesParser", "ToolCallParser", "read_calls"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

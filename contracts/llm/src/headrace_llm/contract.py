@@ -102,16 +102,16 @@ class Contract:
 
         Raises `ConfigError` with the name of the tensor if it declares a task and lacks a tensor of it.
         """
-        said = model.config.parameters[TASK].string_value if TASK in model.config.parameters else ""
-        if not said:
+        name = model.config.parameters[TASK].string_value if TASK in model.config.parameters else ""
+        if not name:
             is_generator = "text_input" in model.inputs and "text_output" in model.outputs
             return _generation(model) if is_generator else None
         try:
-            task = Task(said)
+            task = Task(name)
         except ValueError:
             known = ", ".join(each.value for each in Task)
             raise ConfigError(
-                f"model '{model.name}': parameter '{TASK}' is '{said}', expected one of {known}"
+                f"model '{model.name}': parameter '{TASK}' is '{name}', expected one of {known}"
             ) from None
         return _generation(model) if task is Task.GENERATION else _other(model, task)
 
