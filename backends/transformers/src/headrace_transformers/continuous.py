@@ -94,7 +94,7 @@ class ContinuousEngine:
             manager.destroy()
 
     def _recover(self, loop: Any, reason: str) -> None:
-        """Give the jobs that ``loop`` has not taken before it ended to a new one, once; fail its others."""
+        """Move the jobs that ``loop`` had not started when it ended to a new loop, once. Fail its other jobs."""
         with self._lock:
             for name, job in tuple(self._jobs.items()):
                 if job.loop is not loop:

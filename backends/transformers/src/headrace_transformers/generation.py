@@ -70,7 +70,7 @@ class TransformersGenerator(GenerationInstance):
             engine.cancel(name)
 
     def _forget_if_ended(self, stream: TokenStream) -> None:
-        """A stream may have ended before the engine had it."""
+        """Forget ``stream`` if it ended before the engine accepted it."""
         if stream.is_cancelled:
             self.forget(stream)
 
@@ -244,7 +244,7 @@ def _eos_of(opened: OpenedTransformer) -> Sequence[int]:
 
 
 def _refuse(request: GenerationRequest, adapters: Collection[str]) -> None:
-    """Raise for what this engine does not do, by its name."""
+    """Raise an error with the name of the feature if ``request`` has one that this engine lacks."""
     sampling = request.sampling
     if sampling.more:
         name = one_line(next(iter(sampling.more)))[:100]

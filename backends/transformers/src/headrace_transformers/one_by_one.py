@@ -48,7 +48,7 @@ class OneByOneEngine:
         return name
 
     def cancel(self, name: str) -> None:
-        """Let the job end before its next token. Does nothing if it has ended."""
+        """End the job before its next token. Does nothing if it has ended."""
         self._jobs.pop(name, None)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class OneByOneEngine:
                     has_ended = not job.take(int(value.reshape(-1)[-1]))
 
             def end(self) -> None:
-                """Nothing is held back here."""
+                """Do nothing: all tokens are taken already."""
 
         class Ended(StoppingCriteria):  # type: ignore[misc]
             def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:

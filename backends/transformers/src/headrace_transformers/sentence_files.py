@@ -25,7 +25,7 @@ class SentenceFiles:
 
     @classmethod
     def of(cls, files: HuggingFaceFiles) -> SentenceFiles:
-        """Raises `LoadError` for a module or a pooling that is not supported."""
+        """Return the settings in ``files``. Raises `LoadError` for a module or a pooling that is not supported."""
         modules, pooling, normalizes = files.json("modules.json"), "mean", False
         for module in modules if type(modules) is list else ():
             kind, path = (str(module.get(name, "")) for name in ("type", "path"))
@@ -40,14 +40,14 @@ class SentenceFiles:
                     "Pooling or Normalize",
                     Code.UNSUPPORTED,
                 )
-        told = files.json("sentence_bert_config.json")
-        told = told if isinstance(told, Mapping) else {}
-        length = told.get("max_seq_length")
+        settings = files.json("sentence_bert_config.json")
+        settings = settings if isinstance(settings, Mapping) else {}
+        length = settings.get("max_seq_length")
         return cls(
             pooling,
             normalizes,
             length if type(length) is int else 0,
-            bool(told.get("do_lower_case")),
+            bool(settings.get("do_lower_case")),
             _activation(files.config),
         )
 
@@ -65,7 +65,7 @@ def _pooling(files: HuggingFaceFiles, name: str) -> str:
 
 def _activation(config: Mapping[str, Any]) -> str:
     """Return the activation of a cross-encoder, where its config names one."""
-    told = config.get("sentence_transformers")
-    name = told.get("activation_fn") if isinstance(told, Mapping) else None
+    settings = config.get("sentence_transformers")
+    name = settings.get("activation_fn") if isinstance(settings, Mapping) else None
     name = str(name or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
     return {"Identity": "none", "Sigmoid": "sigmoid"}.get(name, "")

@@ -30,7 +30,7 @@ class TextStream:
         return self._stops.feed(self._decode(token))
 
     def rest(self) -> str:
-        """Return what was held back; the answer ends here."""
+        """Return the text that was held back. The answer ends here."""
         return self._stops.rest()
 
 

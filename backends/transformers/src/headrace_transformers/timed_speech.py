@@ -17,7 +17,7 @@ NO_WORDS = "this model has no times of words: its generation_config.json lacks '
 
 @dataclass(frozen=True, slots=True)
 class TimedText:
-    """A segment or a word of a file, in seconds from its begin."""
+    """A segment or a word of a file, in seconds from its beginning."""
 
     start: float
     end: float

@@ -1,6 +1,6 @@
-"""The choice of one request's next token, from its scores: what continuous batching and ``generate`` do not do alike.
+"""The choice of the next token of one request, from its scores: the same for continuous batching and ``generate``.
 
-Both pick the highest score. So the choice is made here, the same for both, and its token gets the only score: each
+Both pick the highest score. So the choice is made here, and its token gets the only score: each
 request has its own random numbers, penalties, constraint and log probabilities, also in a batch with others.
 """
 

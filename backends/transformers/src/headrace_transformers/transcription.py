@@ -1,4 +1,4 @@
-"""Transcription: models that write down speech, such as Whisper."""
+"""Transcription: models that convert speech to text, such as Whisper."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WINDOWS, WINDOW_S = 8, 30
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What a file says. ``language`` is an English word, or empty if it is not known; ``duration`` is in seconds."""
+    """The text of a file. ``language`` is an English word, or empty if it is not known; ``duration`` is in seconds."""
 
     text: str
     language: str

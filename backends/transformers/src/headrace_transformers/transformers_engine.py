@@ -133,7 +133,7 @@ def open_tokenizer(transformers: Any, model: Model, files: HuggingFaceFiles, com
 
 
 def open_processor(transformers: Any, files: HuggingFaceFiles, common: Mapping[str, Any]) -> Any:
-    """Return what makes tensors of images for the model in ``files``. Raises `LoadError` if it has no such thing."""
+    """Return the processor of images and text of the model in ``files``. Raises `LoadError` if it has none."""
     processor = transformers.AutoProcessor.from_pretrained(files.folder, **common)
     if not all(hasattr(processor, name) for name in ("image_processor", "tokenizer")):
         raise LoadError(f"{files.folder} has no processor of images and text: it is a {type(processor).__name__}")
@@ -169,7 +169,7 @@ def _check_size(torch: Any, kind: Any, config: Any, numbers: int, files: Hugging
 
 @contextmanager
 def _reworded(model: Model, files: HuggingFaceFiles) -> Iterator[None]:
-    """Turn what transformers raises into `LoadError` with the model and its folder."""
+    """Convert exceptions of transformers to `LoadError` with the model and its folder."""
     try:
         yield
     except (LoadError, MemoryError):
@@ -205,7 +205,7 @@ def threads_of(model: Model) -> int:
 
 
 def release_memory() -> None:
-    """Return to the system and to GPUs what a model had. Any thread. Modules are part of reference cycles."""
+    """Return the memory of deleted models to the system and to GPUs. Any thread. Modules are in reference cycles."""
     from headrace import release_memory as release
 
     gc.collect()
@@ -217,7 +217,7 @@ def release_memory() -> None:
 
 @contextmanager
 def reworded_execution() -> Iterator[None]:
-    """Turn what transformers raises during an execution into `BackendError`."""
+    """Convert exceptions of transformers during an execution to `BackendError`."""
     try:
         yield
     except HeadraceError:

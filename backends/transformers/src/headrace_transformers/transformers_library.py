@@ -10,7 +10,7 @@ from headrace_engines import check_engine_version, import_environment, read_libr
 #: From the first version up to, and without, the second. Parts of continuous batching that this backend replaces are
 #: internal to transformers.
 SUPPORTED: Final = ((5, 17), (5, 25))
-#: What transformers reads when it is imported.
+#: Environment variables that transformers reads when it is imported.
 _ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 

@@ -23,13 +23,13 @@ class VLLM(Backend):
     engine_fields = ()
 
     def complete_config(self, model: Model) -> None:
-        """All tensors of the contract; for text, decoupled responses and no batch axis."""
+        """Add all tensors of the contract; for text, decoupled responses and no batch axis."""
         from headrace_vllm.task_tensors import complete
 
         complete(model)
 
     def repository_code(self, config: ModelConfig) -> str:
-        """The Python files of a model with the parameter ``trust``."""
+        """Return the name of the Python files of a model with the parameter ``trust``; empty without it."""
         is_code = parse_parameters(Parameters, config.parameters).trust
         return "the Python files of the model (parameter 'trust')" if is_code else ""
 

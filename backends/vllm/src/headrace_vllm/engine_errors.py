@@ -1,4 +1,4 @@
-"""vLLM's errors as the server's."""
+"""Converts vLLM's errors to the server's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("headrace.vllm")
 
 
 def error_of(error: Exception, model: str, check: Callable[[], None]) -> HeadraceError:
-    """Return what the caller of ``model`` gets for ``error``. ``check`` is called if the engine has died."""
+    """Return ``error`` as the error of a request to ``model``. Call ``check`` if the engine has died."""
     if isinstance(error, HeadraceError):
         return error
     from vllm.exceptions import GracefulHTTPError, VLLMClientError

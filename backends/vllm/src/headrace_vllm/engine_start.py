@@ -73,7 +73,7 @@ class EngineStart:
                 self._processes = [each for each in multiprocessing.active_children() if each not in others]
 
     def close(self) -> None:
-        """Take the metrics of the last engine off the page, and wait for its processes, which vLLM has ended."""
+        """Remove the metrics of the last engine, and wait for the end of its processes, which vLLM has stopped."""
         if self._metrics is not None:
             self._metrics.release()
         for process in self._processes:

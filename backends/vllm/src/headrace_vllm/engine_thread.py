@@ -64,7 +64,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(self._cancel, key)
 
     def check(self) -> None:
-        """Find out now if the engine has died. On the loop."""
+        """Check at once if the engine has died. On the loop."""
         self._wake.set()
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class EngineThread:
             await self._wake.wait()
 
     async def _end_work(self) -> None:
-        """Cancel the work that is not done. Its callers have got an error."""
+        """Cancel all work. Its callers have received an error."""
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -111,7 +111,7 @@ class VLLMInstance(GenerationInstance):
             stream.note_prompt(len(prompt.rendered.get("prompt_token_ids") or ()))
             await _send(client, outputs, prompt.reader, stream)
         except asyncio.CancelledError:
-            stream.fail(Cancelled("the caller has gone"))
+            stream.fail(Cancelled("the caller has disconnected"))
         except Exception as error:
             stream.fail(error_of(error, self._model.name, self._engine.check))
 

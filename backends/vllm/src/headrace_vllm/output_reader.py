@@ -58,7 +58,7 @@ class DeltaReader:
         return delta
 
     def _logprob(self, token: int, found: Any, alternatives: int) -> TokenLogprob:
-        """``found`` maps tokens to ``Logprob``: the chosen one, and the most likely ones."""
+        """Return ``token`` as the contract has it. ``found`` maps it, and the most likely tokens, to ``Logprob``."""
         chosen = found[token]
         ranked = sorted((each.rank, other, each) for other, each in found.items())[:alternatives]
         top = [(other, self._text(other, each), each.logprob) for _, other, each in ranked]

@@ -45,7 +45,7 @@ class PoolingInstance(DeferredInstance):
     def __init__(self, model: Model, arguments: EngineArguments, task: Task) -> None:
         self._model, self._task, self._most = model, task, model.parameters.max_streams
         self._is_batched = model.config.max_batch_size > 0
-        #: The calls without an answer. Who takes one out answers it.
+        #: The calls without an answer. The code that removes one answers it.
         self._calls: dict[Call, None] = {}
         self._pooler: TextPooler
         self._start = EngineStart(model, arguments)
@@ -103,7 +103,7 @@ class PoolingInstance(DeferredInstance):
         try:
             while not (await asyncio.wait((pooled,), timeout=_CHECK_S))[0]:
                 if request.cancelled:
-                    raise Cancelled("the caller has gone")
+                    raise Cancelled("the caller has disconnected")
                 if end_ns and monotonic_ns() >= end_ns:
                     raise Unavailable("Request timeout expired")  # Triton's text for a queue
             self._answer(call, self._response(pooled.result()))

@@ -68,15 +68,15 @@ class TextPooler:
         output = await self._pool(RerankRequest(model=self._name, query=query, documents=[document]), priority)
         return Pooled([ScoringRequestOutput.from_base(output).outputs.score], len(output.prompt_token_ids))
 
-    async def _pool(self, asked: Any, priority: int) -> Any:
-        """Return the one ``PoolingRequestOutput`` for ``asked``, a request of vLLM's own server."""
+    async def _pool(self, request: Any, priority: int) -> Any:
+        """Return the one ``PoolingRequestOutput`` for ``request``, one of vLLM's own server."""
         from vllm.entrypoints.pooling.typing import PoolingServeContext
 
         processor = self._processor
-        params = processor.create_pooling_params(asked)
+        params = processor.create_pooling_params(request)
         params.verify(self._client.model_config)
         context = PoolingServeContext(
-            request=asked,
+            request=request,
             model_name=self._name,
             request_id=f"{self._name}-{next(self._numbers)}",
             pooling_params=params,

@@ -102,7 +102,7 @@ class ServerMetrics:
         self._services.update_metric(metric, operation, float(value))
 
     def release(self) -> None:
-        """Take the metrics off the page."""
+        """Remove the metrics from the page."""
         handles, self._handles = self._handles, []
         for handle in reversed(handles):
             self._services.release(handle)

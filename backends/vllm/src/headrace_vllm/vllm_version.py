@@ -18,12 +18,12 @@ INSTALLS: Final = (
 _ENVIRONMENT: Final = {
     # The engine runs in a process of its own. A copy of the server's process would have its locks and sockets.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # vLLM sends data about its use to its makers.
+    # By default, vLLM reports its use to its developers.
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     # The log is the server's.
     "VLLM_LOGGING_LEVEL": "WARNING",
-    # An address of an image that is allowed must not lead to one that is not.
+    # The address of an allowed host must not redirect to another host.
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
 }
 

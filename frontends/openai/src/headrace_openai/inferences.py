@@ -71,7 +71,7 @@ def ending(caller: Caller | None, only_errors: bool = False) -> Iterator[None]:
         raise
     except BaseException:
         if caller is not None:
-            caller.end(Cancelled("the caller has gone"))
+            caller.end(Cancelled("the caller has disconnected"))
         raise
     if caller is not None and not only_errors:
         caller.end()

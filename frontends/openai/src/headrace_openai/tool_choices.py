@@ -91,11 +91,11 @@ def shown_tools(plan: ToolPlan, messages: list[dict[str, Any]]) -> list[dict[str
         return messages
     tools = orjson.dumps([tool["function"] for tool in plan.tools]).decode()
     form = "its arguments" if isinstance(plan.parser, partial) else 'an object with its "name" and "arguments"'
-    said = f"Answer by a call of one of these functions, as JSON: {form}.\n{tools}"
+    instruction = f"Answer by a call of one of these functions, as JSON: {form}.\n{tools}"
     first, *rest = messages
     if first["role"] == "system" and type(first["content"]) is str:
-        return [{**first, "content": f"{first['content']}\n\n{said}"}, *rest]
-    return [{"role": "system", "content": said}, *messages]
+        return [{**first, "content": f"{first['content']}\n\n{instruction}"}, *rest]
+    return [{"role": "system", "content": instruction}, *messages]
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
