@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace import Server, hookimpl
+from headrace.config.option_groups import group_flags
 from headrace.config.support import SUPPORT, FlagState, flag
 
 ROOT = Path(__file__).parents[2]
@@ -183,10 +184,13 @@ def test_a_script_in_the_docs_runs(script: str) -> None:
         assert shown in done.stdout
 
 
-def test_the_observer_on_the_page_about_parts_counts_rows(tmp_path: Path) -> None:
+def test_the_observer_and_the_hook_of_the_pages_are_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = blocks("docs/parts.md", "python")
     plugin = ModuleType("watcher")
     exec(compile(block, "docs/parts.md", "exec"), vars(plugin))
+    hook, options = blocks("docs/plugins.md", "python")
+    exec(compile(hook, "docs/plugins.md", "exec"), vars(plugin))
+    exec(compile(options, "docs/plugins.md", "exec", dont_inherit=True), vars(plugin))
     (tmp_path / "m" / "1").mkdir(parents=True)
     tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
     (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "identity" max_batch_size: 8 {tensors}')
@@ -197,12 +201,16 @@ def test_the_observer_on_the_page_about_parts_counts_rows(tmp_path: Path) -> Non
         observers.append(observe(model))
         return observers[-1]
 
+    vars(plugin)["observe_model"] = hookimpl(watched)
+
     async def scenario() -> None:
         server = Server(tmp_path)
-        server.plugins.register(SimpleNamespace(observe_model=hookimpl(watched)))
+        server.plugins.register(plugin)
         await server.start()
         await server.infer_async("m", {"x": np.ones((3, 1), np.float32)})
         await server.stop()
 
     asyncio.run(scenario())
     assert [observer.rows for observer in observers] == [3]
+    assert "m version 1 takes requests" in capsys.readouterr().out
+    assert [flag.text for flag in group_flags(plugin.WaterOptions)] == ["--water-colour"]
