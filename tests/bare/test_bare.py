@@ -29,7 +29,7 @@ from headrace_grpc import health_pb2, reflection_pb2
 
 ANSWER_S = 20.0
 HIDDEN = sorted({*EXTRAS, "grpc_health", "grpc_reflection"})
-#: What the command ``headrace`` does, where the modules in ``HIDDEN`` are not to be found.
+#: The program of the command ``headrace``, without the modules in ``HIDDEN``.
 PROGRAM = f"""
 import sys
 
@@ -76,7 +76,7 @@ def words(repository: Path, *flags: str) -> list[str]:
 
 
 class Bare:
-    """Ports by service, and what the log has said."""
+    """Return the ports by service, and the log."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.lines: list[str] = []
@@ -100,8 +100,8 @@ class Bare:
         with self._process.stderr as log:
             for line in log:
                 self.lines.append(line)
-                if found := re.search(r"Started (\w+)(?: Service)? at [\d.]+:(\d+)", line):
-                    self.ports[found[1]] = int(found[2])
+                if match := re.search(r"Started (\w+)(?: Service)? at [\d.]+:(\d+)", line):
+                    self.ports[match[1]] = int(match[2])
                     if len(self.ports) == 3:
                         self._ready.set()
         self._ready.set()
@@ -120,8 +120,8 @@ def running(repository: Path) -> Iterator[Bare]:
 
 @pytest.fixture(scope="module")
 def bare(repository: Path) -> Iterator[Bare]:
-    with running(repository) as found:
-        yield found
+    with running(repository) as running_server:
+        yield running_server
 
 
 def call(port: int, path: str, message: bytes) -> bytes:

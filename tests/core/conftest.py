@@ -32,15 +32,15 @@ from headrace_cli.inspection.inspector import Inspector
 def inspect(repository: Path, *, has_engines: bool = True, **options: Any) -> list[str]:
     """Return the problems of all models of ``repository``, as `Inspector` finds them, each with its line."""
     with Inspector(ServerOptions(model_repository=(str(repository),), **options)) as inspector:
-        found = []
+        lines = []
         for name in inspector.models():
             try:
                 with inspector.open(name) as model:
                     problems = model.check(has_engines=has_engines).problems
-                    found += [f"{(model.place(one.field) or (0,))[0]}: {one.message}" for one in problems]
+                    lines += [f"{(model.place(one.field) or (0,))[0]}: {one.message}" for one in problems]
             except HeadraceError as error:
-                found.append(error.message)
-        return found
+                lines.append(error.message)
+        return lines
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +87,8 @@ def unhurried_log() -> None:
 
 
 class Interrupted:
-    """Runs a call again and again, each time with another in the middle of it, as a finalizer comes:
-    before its first line, before its second, and so on, those of all that it calls included."""
+    """Runs a call repeatedly, each time interrupted by another call at another line, as by a finalizer: before its
+    first line, its second, and so on, including the lines of all functions that it calls."""
 
     def __call__(self, call: Callable[[], object], by: Callable[[], object]) -> int:
         """Return the number of lines of ``call``. Raises the error of either, and TimeoutError if they hang."""
@@ -146,7 +146,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write_model(repository: Path) -> WriteModel:
-    """Writes a model into the repository; an identity model unless told otherwise."""
+    """Writes a model into the repository; by default an identity model."""
 
     def write(name: str, text: str = IDENTITY, versions: tuple[int, ...] = (1,)) -> Path:
         for version in versions:

@@ -37,12 +37,12 @@ CACHED = "response_cache { enable: true }"
 
 
 class Crowd:
-    """Callers of one model. ``told`` has what each was told last; who is told twice fails."""
+    """Callers of one model. ``answers`` has the answer of each; a second one is an error."""
 
     def __init__(self, server: Server, model: str, chance: random.Random, questions: int) -> None:
         self.questions = questions
         self.server, self.model, self.chance = server, model, chance
-        self.told: dict[int, Answer] = {}
+        self.answers: dict[int, Answer] = {}
         self.refused = 0
         self.open: dict[int, Ticket] = {}
         self.wrong: list[str] = []
@@ -60,17 +60,17 @@ class Crowd:
             self.refused += 1
 
     def hear(self, number: int, x: npt.NDArray[np.float32], answer: Answer, final: bool) -> None:
-        if number in self.told or not final:
-            self.wrong.append(f"{number} was told {answer} after {self.told.get(number)}")
-        self.told[number] = answer
+        if number in self.answers or not final:
+            self.wrong.append(f"{number} got {answer} after {self.answers.get(number)}")
+        self.answers[number] = answer
         if isinstance(answer, InferResponse):
             if answer.id != str(number) or not np.array_equal(np.asarray(answer.outputs["y"]), x):
-                self.wrong.append(f"{number} was told {answer}, which is another's")
+                self.wrong.append(f"{number} got {answer}, which is another's")
         elif not isinstance(answer, Cancelled | Unavailable):
             self.wrong.append(f"{number} was told {answer!r}")
 
     def leave(self) -> None:
-        """Somebody leaves, perhaps after he was answered, perhaps twice."""
+        """Cancel a request, perhaps after its answer, perhaps twice."""
         number = self.chance.choice(list(self.open))
         self.open[number].cancel()
 
@@ -121,10 +121,12 @@ def test_every_request_is_answered_once_and_nothing_remains(
         (model,) = server.served("m")
         snapshot = model.snapshot()
         assert crowd.wrong == [], f"seed {seed}"
-        assert crowd.told.keys() == crowd.open.keys(), f"seed {seed}"
+        assert crowd.answers.keys() == crowd.open.keys(), f"seed {seed}"
         assert snapshot.pending == 0
-        kinds = Counter(type(answer).__name__ for answer in crowd.told.values())
+        kinds = Counter(type(answer).__name__ for answer in crowd.answers.values())
         assert kinds["Cancelled"], f"seed {seed}: {kinds}"
-        failed = sum(isinstance(answer, HeadraceError) for answer in crowd.told.values())
+        failed = sum(isinstance(answer, HeadraceError) for answer in crowd.answers.values())
         # A client that disconnects during the execution may still be answered: the request is then no failure.
-        assert snapshot.success.count + snapshot.fail.count == len(crowd.told) + crowd.refused, f"seed {seed}: {failed}"
+        assert snapshot.success.count + snapshot.fail.count == len(crowd.answers) + crowd.refused, (
+            f"seed {seed}: {failed}"
+        )

@@ -19,7 +19,7 @@ from tests.core.countdown import CONFIG, with_countdowns
 
 def ask(port: int, numbers: list[int]) -> dict[str, list[Any]]:
     """The responses to one stream with a request per number, by request id; errors as text."""
-    found: dict[str, list[Any]] = {}
+    responses: dict[str, list[Any]] = {}
     events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
         client.start_stream(lambda result, error: events.put((result, error)))
@@ -31,14 +31,14 @@ def ask(port: int, numbers: list[int]) -> dict[str, list[Any]]:
         while ended < len(numbers):
             result, error = events.get(timeout=20)
             if error is not None:
-                found["error"] = [error.message()]
+                responses["error"] = [error.message()]
                 ended += 1
                 continue
             response = result.get_response()
             value = result.as_numpy("left")
-            found.setdefault(response.id, []).append("end" if value is None else int(value[0]))
+            responses.setdefault(response.id, []).append("end" if value is None else int(value[0]))
             ended += response.parameters["triton_final_response"].bool_param
-    return found
+    return responses
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ ALONE = CONFIG.replace(
 
 
 class Holding(DeferredInstance):
-    """Keeps every call; gives as many responses as ``n`` says when told."""
+    """Keeps every call; sends as many responses as input ``n`` when the test calls it."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

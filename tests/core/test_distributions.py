@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 #: The kind of part, by the base class of what a distribution registers.
 KINDS = {"Command": "command", "ControlMode": "control mode", "OptionGroup": "flag", "RepositoryAgent": "agent"}
 
-#: As Triton 2.51 says it.
+#: The text of Triton 2.51.
 TRITON = "unable to find backend library for backend '{}', try specifying runtime on the model configuration."
 
 

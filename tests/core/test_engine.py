@@ -1,4 +1,4 @@
-"""`Engine.responses` leaves nothing behind."""
+"""`Engine.responses` keeps no references."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.server import Server
 
 
 class Held(InferRequest):
-    """A request that tells when it is freed."""
+    """A request that records when it is freed."""
 
     __slots__ = ("__weakref__",)
 

@@ -153,8 +153,8 @@ def play(tmp_path: Path, write: Callable[[str, str], None]) -> Callable[..., Non
 
 
 async def ask(server: Server, value: float = 1, name: str = "m") -> float:
-    found = await server.infer_async(name, {"x": np.full((1, 1), value, np.float32)})
-    return float(np.asarray(found.outputs["y"])[0, 0])
+    response = await server.infer_async(name, {"x": np.full((1, 1), value, np.float32)})
+    return float(np.asarray(response.outputs["y"])[0, 0])
 
 
 def executions() -> list[str]:

@@ -1,4 +1,4 @@
-"""The C library gives memory back when it is told to; in a process of its own, whose memory nothing else changes."""
+"""The C library returns memory when it is called to; in a process of its own, whose memory nothing else changes."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ async def test_work_that_ends_after_the_close_is_ignored(monkeypatch: pytest.Mon
     go_on.set()
     await done.wait()
     for _ in range(5):
-        await asyncio.sleep(0.001)  # the turns in which memory would be given back
+        await asyncio.sleep(0.001)  # the turns in which memory would be returned
     assert not failures
 
 

@@ -1,4 +1,5 @@
-"""Code of plugins that raises what is no `Exception`: one request fails, with a line in the log, and nothing else."""
+"""Code of plugins that raises an exception that is no `Exception`: one request fails, with a log line, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from headrace.server import Server
 from headrace.telemetry import log_limits
 
 ASK = ExtensionOperation("ask", "health")
-#: How a plugin ends what it does. Each call makes a new exception.
+#: Ways in which a plugin exits. Each call makes a new exception.
 EXITS: dict[str, Callable[[], BaseException]] = {"exit": lambda: SystemExit(3), "cancel": asyncio.CancelledError}
 LIMIT_S = 10
 

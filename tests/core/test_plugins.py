@@ -57,16 +57,16 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def info(plugins: Plugins, name: str) -> PluginInfo:
-    (found,) = [plugin for plugin in plugins.plugins if plugin.name == name]
-    return found
+    (plugin_info,) = [plugin for plugin in plugins.plugins if plugin.name == name]
+    return plugin_info
 
 
 def test_an_installed_plugin_is_found_with_its_version_and_parts(install: Install) -> None:
     install("headrace-toy", "toy", BACKEND.format(name="toy"))
     plugins = Plugins.discover()
     assert plugins.backends.get("toy").name == "toy"
-    found = info(plugins, "toy")
-    assert (found.distribution, found.version, found.parts) == ("headrace-toy", "1.2", ["backend toy"])
+    plugin = info(plugins, "toy")
+    assert (plugin.distribution, plugin.version, plugin.parts) == ("headrace-toy", "1.2", ["backend toy"])
 
 
 def test_the_parts_of_core_are_registered_by_the_same_hooks_for_any_choice_of_plugins() -> None:
@@ -127,8 +127,8 @@ def test_a_function_that_lacks_hookimpl_is_named_and_not_called(install: Install
     install("headrace-acme", "acme", UNMARKED)
     plugins = Plugins.discover(("acme",))
     plugins.notify("server_stopping", server=None)
-    found = info(plugins, "acme")
-    assert (found.error, found.parts) == (None, [])
+    plugin = info(plugins, "acme")
+    assert (plugin.error, plugin.parts) == (None, [])
     faults = [
         f"plugin 'acme' of headrace-acme 1.2 has a function '{name}' without @hookimpl, which is not called"
         for name in ("register_backends", "server_stopping")
@@ -452,8 +452,8 @@ def make(name: str) -> Backend:
 
 def test_an_unregistered_backend_is_requested_by_name(install: Install) -> None:
     install("headrace-finder", "finder", FINDER)
-    found = make("there")
-    assert (found.name, found.options) == ("found", {"key": "value"})
+    backend = make("there")
+    assert (backend.name, backend.options) == ("found", {"key": "value"})
 
 
 def test_a_registered_backend_takes_precedence_over_find_backend(install: Install) -> None:
@@ -585,7 +585,7 @@ def test_a_path_beside_those_of_core_is_free(install: Install, path: str) -> Non
     assert info(Plugins.discover(), "toy").error is None
 
 
-#: A class of each kind that is abstract, or lacks what is always asked of it: its base, its members, and the reason.
+#: A class of each kind that is abstract, or lacks a required member: its base, its members, and the reason.
 INCOMPLETE = {
     "backends": ("Backend", "", "backend 'toy' lacks the methods load"),
     "schedulers": ("Scheduler", "", "scheduler 'toy' lacks the methods "),
@@ -605,7 +605,7 @@ def test_a_class_that_lacks_methods_breaks_its_plugin(install: Install, kind: st
     assert reason in str(info(Plugins.discover(["toy"]), "toy").error)
 
 
-#: Members that cannot stand in for those of the base: the kind, the base, the members, and the reason.
+#: Members that do not match those of the base: the kind, the base, the members, and the reason.
 UNFIT = [
     ("backends", "Backend", "devices = 'cpu'", "backend 'toy': 'devices' is 'cpu', expected a tuple"),
     (

@@ -53,7 +53,7 @@ def test_an_unknown_host_is_refused_by_name(registry: FrontendRegistry, options:
 
 
 def test_options_of_a_host_that_does_not_run_are_refused(registry: FrontendRegistry) -> None:
-    """Else somebody who asks for TLS and forgets the host is served without."""
+    """Otherwise an operator who requests TLS and omits the host would serve without it."""
     options = ServerOptions(plugin_options=[OtherOptions(certificate="server.crt")])
     with pytest.raises(ConfigError, match=r"the options --other-\.\.\. have no effect without --http-server=other"):
         registry.chosen(options)

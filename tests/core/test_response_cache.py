@@ -1,4 +1,4 @@
-"""The response cache in a server: what a config and ``--cache-config`` ask for, and what the server tells of it."""
+"""The response cache in a server: configs, ``--cache-config``, and the server's answers about it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def page(server: Server) -> str:
 
 def counted(server: Server, model: str) -> dict[str, int]:
     """The families of the cache, as far as ``model`` has series."""
-    found = re.findall(rf'^(nv_cache_\w+){{model="{model}",version="1"}} (\d+)$', page(server), re.MULTILINE)
-    return {name: int(value) for name, value in found if "duration" not in name}
+    counters = re.findall(rf'^(nv_cache_\w+){{model="{model}",version="1"}} (\d+)$', page(server), re.MULTILINE)
+    return {name: int(value) for name, value in counters if "duration" not in name}
 
 
 def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
@@ -65,7 +65,7 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
         assert 'nv_inference_count{model="cached",version="1"} 1' in page(server)
 
 
-@pytest.mark.parametrize("size", [1000, 100])  # the tensors are too large; and an entry with what it needs besides
+@pytest.mark.parametrize("size", [1000, 100])  # the tensors are too large; and an entry with its overhead
 def test_a_response_too_large_for_any_cache_is_reported_in_tritons_words(
     make_server: Callable[..., Server], write_model: WriteModel, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:

@@ -294,11 +294,11 @@ def test_the_capacity_of_a_model_is_the_same_while_it_executes(
     with headrace.Server(repository) as server, ThreadPoolExecutor(1) as callers:
         view = server.engine.resolve("m")
         inference = callers.submit(server.infer, "m", {"x": np.ones(1, np.float32)})
-        found = set()
+        capacities = set()
         while not inference.done():
             if view.occupancy.in_flight:
-                found.add(view.capacity())
-        assert found == {1}
+                capacities.add(view.capacity())
+        assert capacities == {1}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

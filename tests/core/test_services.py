@@ -1,4 +1,4 @@
-"""A thread that asks another model waits for one answer."""
+"""A thread that calls another model waits for one answer."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def test_request_answered_at_once_is_not_answered_again() -> None:
 
     assert asked(answer) is FIRST
     for late in (SECOND, None):
-        tickets[0].respond(late, True)  # by the event loop, which hears of it later
+        tickets[0].respond(late, True)  # by the event loop, later

@@ -53,7 +53,7 @@ def post() -> Callable[..., Reply]:
 
 @pytest.fixture(scope="session")
 def infer() -> Callable[..., list[float]]:
-    """Return a function that asks a model over HTTP: ``infer(server, model, values)``."""
+    """Return a function that infers a model over HTTP: ``infer(server, model, values)``."""
 
     def infer(server: Headrace, model: str = "echo", values: tuple[float, ...] = (1.0, 2.0)) -> list[float]:
         tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}
@@ -91,7 +91,7 @@ def gate(
     make_gate: Callable[[Path], Gate],
     echo: str,
 ) -> Gate:
-    """Of the model ``slow``; ``echo`` and ``echo_too`` lie beside it."""
+    """The gate of the model ``slow``, which is served beside ``echo`` and ``echo_too``."""
     root = tmp_path_factory.mktemp("models")
     add_model(root, "echo")
     add_model(root, "echo_too")

@@ -33,9 +33,9 @@ class Line:
 
     def answer(self) -> list[float]:
         response = self.http.getresponse()
-        found: dict[str, Any] = json.loads(response.read())
-        assert response.status == 200, found
-        values: list[float] = found["outputs"][0]["data"]
+        document: dict[str, Any] = json.loads(response.read())
+        assert response.status == 200, document
+        values: list[float] = document["outputs"][0]["data"]
         return values
 
     def get(self, path: str) -> tuple[int, Any]:
@@ -51,7 +51,7 @@ class Line:
         return response.status
 
     def _inode(self) -> str:
-        """Of the other end, which is told by our port."""
+        """Return the peer's address of the connection from our port."""
         assert self.http.sock is not None
         ours, theirs = self.http.sock.getsockname()[1], self.http.sock.getpeername()[1]
         for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:

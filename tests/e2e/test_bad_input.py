@@ -45,7 +45,7 @@ def server(running: Headrace, infer: Callable[..., list[float]]) -> Iterator[Hea
     before = running.rss_bytes
     running.forget_peak()
     yield running
-    # Never more than a body, what it unpacks to, and the objects that Python makes of it.
+    # At most a body, its unpacked form, and the Python objects of it.
     assert running.peak_rss_bytes < before + 4 * LIMIT
     assert infer(running) == [1.0, 2.0]
     running.wait_until_rss(before + 2 * LIMIT)
@@ -59,7 +59,7 @@ def talk(server: Headrace, head: str, body: bytes = b"", path: str = INFER) -> t
 
 
 def send_all(caller: socket.socket, *pieces: bytes) -> None:
-    with contextlib.suppress(OSError):  # the server has heard enough
+    with contextlib.suppress(OSError):  # the server has received enough
         for piece in pieces:
             caller.sendall(piece)
 
@@ -211,7 +211,7 @@ def test_a_body_whose_end_is_in_doubt_ends_the_connection(server: Headrace, head
 
 
 def test_half_open_connections_delay_no_client(server: Headrace, infer: Callable[..., list[float]]) -> None:
-    """Heads that never end, and large bodies that never come, cost no memory that was not sent."""
+    """Heads that never end, and large bodies that never arrive, cost no memory that was not sent."""
     before = server.rss_bytes
     heads = [b"", b"POST ", f"POST {INFER} HTTP/1.1\r\nHost:".encode(),
              f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {LIMIT}\r\n\r\n".encode()]  # fmt: skip
@@ -325,7 +325,7 @@ def test_an_absurd_shape_is_refused(server: Headrace, post: Callable[..., Any], 
 
 
 def test_refusals_keep_no_memory(server: Headrace, post: Callable[..., Any]) -> None:
-    """Half a gigabyte of refused tensors leaves nothing behind."""
+    """Half a gigabyte of refused tensors takes no memory afterwards."""
     text = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [3], "parameters": {
         "binary_data_size": 16 * MIB}}]}).encode()  # fmt: skip
     length = {"Inference-Header-Content-Length": str(len(text))}

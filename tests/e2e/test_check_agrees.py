@@ -156,7 +156,7 @@ CASES: dict[str, Case] = {
     "many": Case(GOOD + "instance_group { count: 1025 }", "has count 1025"),
     "gpus": Case(GOOD + "instance_group { kind: KIND_CPU gpus: 0 }", "specifies one or more GPUs"),
     "profile": Case(GOOD + 'instance_group { kind: KIND_CPU profile: "1" }', "only supported for TensorRT models"),
-    # ------------------------------------------------------------------ what is not built
+    # ------------------------------------------------------------------ unsupported features
     "control": Case(
         GOOD + 'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_START } } }',
         "must specify either 'int32_false_true'",
@@ -264,7 +264,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checked(repository: Path) -> dict[str, list[str]]:
-    """Model to what ``headrace check`` says about it."""
+    """Return the output of ``headrace check`` for each model."""
     command = [sys.executable, "-m", "headrace_cli", "check", "--json", str(repository)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 1, done.stderr
@@ -297,8 +297,8 @@ def served(repository: Path) -> dict[str, str]:
 
 def _read_until(lines: Any, pattern: str) -> str:
     for line in lines:
-        if found := re.search(pattern, line):
-            return found[1]
+        if match := re.search(pattern, line):
+            return match[1]
     raise AssertionError(f"no line matches {pattern!r}")
 
 
@@ -317,6 +317,6 @@ def test_check_and_serve_agree_on_whether_a_model_is_served(
 def test_check_lists_the_very_reason_for_which_serve_refuses(
     name: str, checked: dict[str, list[str]], served: dict[str, str], repository: Path
 ) -> None:
-    reason, *found = (text.replace(f"{repository}/{name}/", "") for text in (served[name], *checked[name]))
+    reason, *problems = (text.replace(f"{repository}/{name}/", "") for text in (served[name], *checked[name]))
     assert CASES[name].reason in reason
-    assert any(message in reason for message in found), (found, reason)
+    assert any(message in reason for message in problems), (problems, reason)

@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gate(root: Path, add_model: Callable[..., Path], echo: str, make_gate: Callable[[Path], Gate]) -> Gate:
-    """A model that fails and says where it was looking, beside one whose config does not parse."""
+    """A model that fails with a path in its error, beside one whose config does not parse."""
     add_model(root, "broken", "what")
     gate = make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
     gate.fail(f"cannot open '{gate.path}/private key.pem' nor {gate.path}/weights.bin: denied")

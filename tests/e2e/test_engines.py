@@ -38,12 +38,13 @@ EXAMPLE = ROOT / "examples/engines"
 
 @dataclass(frozen=True)
 class Format:
-    """``engine`` is a module, ``file`` the one to break, ``told`` how errors name it, ``names`` the tensors' names."""
+    """``engine`` is a module, ``file`` the one to break, ``error_name`` its name in errors, ``names`` the tensors'
+    names."""
 
     backend: str
     engine: str
     file: str
-    told: str = ""
+    error_name: str = ""
     names: tuple[str, str] = ("image", "probabilities")
 
 
@@ -63,7 +64,7 @@ FORMATS = {
 if shutil.which("g++") is None:
     del FORMATS["aoti"]  # it is native code, and compiled on the spot
 ENGINES = {form.engine for form in FORMATS.values()} - {""} | {"tensorrt"}
-#: What each is served as, by the end of its name: instances, and where they live.
+#: How each is served, by the end of its name: instances, and their executors.
 VARIANTS = {"": (1, "thread"), "_four": (4, "thread"), "_apart": (1, "process")}
 CONFIG = """
 instance_group {{ kind: KIND_CPU count: {} }}
@@ -73,7 +74,7 @@ parameters {{ key: "isolation" value {{ string_value: "{}" }} }}
 APART = ("onnx", "openvino", "exported", "savedmodel", "python")
 MODELS = [f"digits_{name}{variant}" for name in FORMATS for variant in VARIANTS if variant != "_apart" or name in APART]
 PROTOCOLS = ("http", "grpc")
-#: What engines may be apart that add up in another order, in single precision.
+#: The tolerance for engines that add in another order, in single precision.
 TOLERANCE = 1e-5
 
 
@@ -178,7 +179,7 @@ def ask(client: Any, model: str, images: Array, name: str = "") -> Array:
 
 @pytest.fixture(scope="session")
 def check(arithmetic: Callable[[Array], Array]) -> Callable[..., None]:
-    """Asks ``model`` for noise of ``seed``, and has its answer be what arithmetic says."""
+    """Send noise of ``seed`` to ``model``, and compare the answer with arithmetic."""
 
     def check(client: Any, model: str, rows: int, seed: int = 0) -> None:
         images = pictures(rows, seed)
@@ -233,7 +234,7 @@ def test_rows_of_many_requests_are_executed_together(
     assert server.metric("nv_inference_exec_count", model) < 8
 
 
-#: What is wrong with a request: its tensor's name and array, and what is said.
+#: Invalid requests: the tensor's name and array, and the error.
 WRONG: dict[str, tuple[str, Array, str]] = {
     "shape": ("", np.zeros((2, 8, 9), np.uint8), r"shape for input '{input}' .*Expected \[-1,8,8\], got \[2,8,9\]"),
     "rank": ("", np.zeros(64, np.uint8), r"'{input}'.*\[64\]"),
@@ -295,7 +296,7 @@ def test_a_broken_file_stops_its_own_model_only_and_the_error_names_it(
     reply = post(server, f"/v2/repository/models/{model}/load", {})
     assert reply.status == 400
     assert model in reply.error
-    assert re.search(FORMATS[name].told or path.name, reply.error)
+    assert re.search(FORMATS[name].error_name or path.name, reply.error)
     assert str(repository) not in reply.error  # docs/spec/security.md C7
     with connect(server, "http") as client:
         assert not client.is_model_ready(model)

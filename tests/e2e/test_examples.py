@@ -26,7 +26,7 @@ Done: TypeAlias = "subprocess.CompletedProcess[str]"
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/models/digits/1/model.onnx"
-#: What prepare.py writes, and what running and checking leave behind.
+#: Files that prepare.py writes, and files that running and checking write.
 UNTRACKED = shutil.ignore_patterns("__pycache__", "tokenizer.json", "*_cache")
 
 
@@ -102,7 +102,7 @@ def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace)
     assert re.match(r"\[\[b'0\.\d+:3:three' ", answer)
 
 
-#: Runs each script as ``python`` does, one after the other, and prints what it says and how it ends.
+#: Runs each script as ``python`` does, one after the other, and prints its output and its exit.
 EACH = """
 import contextlib, io, json, os, runpy, sys
 for words in json.loads(sys.argv[1]):
@@ -172,33 +172,33 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory, keep_serving: Callable[
 
 def neighbours(printed: str) -> dict[str, list[tuple[str, float]]]:
     """By sentence, the others and their cosines, nearest first."""
-    found: dict[str, list[tuple[str, float]]] = {}
+    cosines: dict[str, list[tuple[str, float]]] = {}
     for line in printed.splitlines():
         if line.startswith("  "):
             cosine, other = line.split(maxsplit=1)
-            found[list(found)[-1]].append((other, float(cosine)))
+            cosines[list(cosines)[-1]].append((other, float(cosine)))
         else:
-            found[line] = []
-    return found
+            cosines[line] = []
+    return cosines
 
 
 @pytest.mark.usefixtures("clone")
 def test_embeddings_are_as_near_each_other_as_published(embeddings: Headrace) -> None:
     _, (client,) = commands(TEXT, "python")
     where = f"--http=127.0.0.1:{embeddings.http}"
-    found = neighbours(succeed(client, where, "--nearest=2", *PUBLISHED))
+    nearest = neighbours(succeed(client, where, "--nearest=2", *PUBLISHED))
     for (one, other), cosine in COSINES.items():
-        assert dict(found[PUBLISHED[one]])[PUBLISHED[other]] == pytest.approx(cosine, abs=1e-4)
-        assert dict(found[PUBLISHED[other]])[PUBLISHED[one]] == pytest.approx(cosine, abs=1e-4)
+        assert dict(nearest[PUBLISHED[one]])[PUBLISHED[other]] == pytest.approx(cosine, abs=1e-4)
+        assert dict(nearest[PUBLISHED[other]])[PUBLISHED[one]] == pytest.approx(cosine, abs=1e-4)
 
 
 @pytest.mark.usefixtures("clone")
 def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Headrace) -> None:
     _, (client,) = commands(TEXT, "python")
-    found = neighbours(succeed(client, f"--http=127.0.0.1:{embeddings.http}"))
-    assert len(found) == 6
-    nearest = {sentence: others[0][0] for sentence, others in found.items()}
-    assert all(nearest[nearest[sentence]] == sentence for sentence in found)
+    by_sentence = neighbours(succeed(client, f"--http=127.0.0.1:{embeddings.http}"))
+    assert len(by_sentence) == 6
+    nearest = {sentence: others[0][0] for sentence, others in by_sentence.items()}
+    assert all(nearest[nearest[sentence]] == sentence for sentence in by_sentence)
     assert "kitten" in nearest["The cat sleeps on the sofa."]
 
 

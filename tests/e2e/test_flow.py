@@ -1,4 +1,4 @@
-"""A client that does not read makes the model wait, whichever rung it stands on; the server keeps its memory."""
+"""A client that does not read makes the model wait, for two kinds of instance; the server needs no memory for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 10 * 1024
 #: 200 MB of responses: what a server that does not wait would hold.
 MANY = 20_000
 
-#: One backend, two rungs. ``produced`` counts what its models have been rid of.
+#: One backend, two kinds of instance. ``produced`` counts the responses that its models have sent.
 FLOOD = """
 import threading
 import numpy as np
@@ -110,7 +110,7 @@ def running(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.Temp
 
 
 class Caller:
-    """One channel: asks for ``count`` responses, and reads them when told."""
+    """One channel: requests ``count`` responses, and reads them when the test calls it."""
 
     def __init__(self, port: int) -> None:
         self._address = f"127.0.0.1:{port}"

@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
-#: Of each kind.
+#: Per kind.
 REQUESTS = int(os.environ.get("HEADRACE_REQUESTS", "60"))
 PLUGIN = """
 import asyncio, gc, json
@@ -110,7 +110,7 @@ PYTHON = (
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 STEP = """step { model_name: "plain" model_version: -1 input_map { key: "IN" value: "%s" }
 output_map { key: "OUT" value: "%s" } }"""
-#: No request waits this long: each one leaves that queue in another way.
+#: No request waits this long: each is removed from that queue in another way.
 FOR_EVER = "max_queue_delay_microseconds: 600000000 preferred_batch_size: 8"
 CONFIGS = {
     "plain": f"{IDENTITY} dynamic_batching {{}}",
@@ -159,7 +159,7 @@ MODULES = {
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """,
 }
-#: In a process it counts what is left there, from a request that finds a file ``begin`` to one that finds ``count``.
+#: In a process it counts garbage from a request that finds a file ``begin`` to one that finds ``count``.
 MODULE = """
 import gc
 from pathlib import Path
@@ -292,7 +292,7 @@ def leave_grpc(caller: Caller) -> None:
 
 
 def leave_stream(*models: str) -> Call:
-    """Ask each of ``models`` on one stream, and leave it with the first answer."""
+    """Infer each of ``models`` on one stream, and close it after the first answer."""
 
     def ask(caller: Caller) -> None:
         method = caller.method("ModelStreamInfer", "stream_stream", service_pb2.ModelStreamInferResponse)
@@ -463,8 +463,8 @@ def test_the_garbage_collector_finds_deliberate_cycles(server: Headrace, caller:
     caller.post("/garbage/begin")
     for _ in range(REQUESTS):
         caller.json("cycles_thread")
-    found, circle = json.loads(caller.post("/garbage/count"))
-    assert found["builtins.list"] >= REQUESTS
+    count, circle = json.loads(caller.post("/garbage/count"))
+    assert count["builtins.list"] >= REQUESTS
     assert circle
 
 
@@ -474,15 +474,15 @@ def test_requests_leave_no_reference_cycles(kind: str, server: Headrace, caller:
     child = repository / f"{kind.split('-')[1]}_process" / "1" if kind.endswith("-process") else None
     if child:
         (child / "begin").touch()
-    for _ in range(3):  # what is made once
+    for _ in range(3):  # objects that are created once
         ask(caller)
     server.wait_until_pending("waits", 0)
     caller.post("/garbage/begin")
     for _ in range(REQUESTS):
         ask(caller)
     server.wait_until_pending("waits", 0)
-    found, circle = json.loads(caller.post("/garbage/count"))
-    assert sum(found.values()) < REQUESTS // 2, json.dumps([Counter(found).most_common(20), circle], indent=1)
+    count, circle = json.loads(caller.post("/garbage/count"))
+    assert sum(count.values()) < REQUESTS // 2, json.dumps([Counter(count).most_common(20), circle], indent=1)
     if child:
         (child / "count").touch()
         ask(caller)

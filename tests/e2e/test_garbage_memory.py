@@ -27,7 +27,7 @@ class TritonPythonModel:
 def value(request):
     return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
 """
-#: A circle around 1 MiB for each request, but for a first one with 0, which leaves much that lives.
+#: A cycle around 1 MiB for each request; a first request with 0 creates many live objects.
 CIRCLES = """
 import triton_python_backend_utils as pb_utils
 

@@ -239,7 +239,7 @@ def test_the_memory_is_returned(server: Server) -> None:
         ask(server, "net_doubled_net", x)
         ask(server, "caller", x, targets="net doubled")
     end = time.monotonic() + 15
-    while used_mib() - before > 64 and time.monotonic() < end:  # what is unused is freed after a while
+    while used_mib() - before > 64 and time.monotonic() < end:  # unused memory is freed after a while
         threading.Event().wait(0.5)
     assert used_mib() - before <= 64
 

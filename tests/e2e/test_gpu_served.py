@@ -90,7 +90,7 @@ class Net(torch.nn.Module):
 """
 SLOWLY_DOUBLED = DOUBLED.replace("assert x.is_cuda", "torch.cuda._sleep(4_000_000)  # cycles: some 2 ms")
 BATCHING = "dynamic_batching { }"
-#: The stock client: sends as many requests as each line says, through CUDA regions of its own, and prints "done".
+#: The stock client: sends as many requests as each line has, through its own CUDA regions, and prints "done".
 REGIONS_CLIENT = """
 import importlib
 import sys
@@ -150,7 +150,7 @@ WRITE: dict[str, Callable[..., None]] = {"torch": write_torch, "onnx": write_onn
 
 
 def used_mib() -> int:
-    """What nvidia-smi says is used of GPU 0, in MiB."""
+    """Return the used memory of GPU 0 by nvidia-smi, in MiB."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     return int(subprocess.check_output(query, text=True))
 
@@ -162,8 +162,8 @@ def body(*values: float) -> dict[str, Any]:
 def asked(server: Headrace, model: str, *values: float) -> list[float]:
     reply = call(server, f"/v2/models/{model}/infer", body(*values))
     assert reply.status == 200, reply.body
-    found: list[float] = json.loads(reply.body)["outputs"][0]["data"]
-    return found
+    data: list[float] = json.loads(reply.body)["outputs"][0]["data"]
+    return data
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +195,8 @@ def test_answers_are_those_of_arithmetic_over_both_protocols(served: Headrace, e
             tensor = module.InferInput("x", [64, 4], "FP32")
             tensor.set_data_from_numpy(values)
             for model in (engine, f"{engine}_auto"):
-                found = client.infer(model, [tensor]).as_numpy("y")
-                np.testing.assert_array_equal(found, values * 2)
+                outputs = client.infer(model, [tensor]).as_numpy("y")
+                np.testing.assert_array_equal(outputs, values * 2)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -251,9 +251,9 @@ def test_a_python_model_takes_and_gives_tensors_of_the_gpu_and_calls_a_model_the
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served.http}") as client:
         tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
         tensor.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
-        found = client.infer("python", [tensor])
-    np.testing.assert_array_equal(found.as_numpy("y"), [[2, 4, 6, 8]])
-    np.testing.assert_array_equal(found.as_numpy("z"), [[4, 8, 12, 16]])
+        response = client.infer("python", [tensor])
+    np.testing.assert_array_equal(response.as_numpy("y"), [[2, 4, 6, 8]])
+    np.testing.assert_array_equal(response.as_numpy("z"), [[4, 8, 12, 16]])
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -301,7 +301,7 @@ def write_chain(root: Path, code: str = DOUBLED) -> None:
 
 
 @pytest.mark.skipif(NO_CUDA, reason="this onnxruntime has no CUDA")
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 says so once per process
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 warns once per process
 @pytest.mark.parametrize("code", [DOUBLED, SLOWLY_DOUBLED], ids=["fast", "slow"])
 def test_tensors_pass_between_engines_on_the_gpu(tmp_path: Path, code: str) -> None:
     """With a slow model, a reader that does not wait for its writer reads old memory, and so does one whose input is
@@ -316,14 +316,14 @@ def test_tensors_pass_between_engines_on_the_gpu(tmp_path: Path, code: str) -> N
             np.testing.assert_array_equal(np.asarray(server.infer("chain", {"x": x}).outputs["y"]), x * 8)
 
         ask(1)  # compiles what PyTorch compiles in the first executions
-        found = copies_of(lambda: list(map(ask, range(5))))
-        print("copies of 5 requests from onnxruntime to pytorch to onnxruntime:", dict(found))
-        assert (found["HtoD"], found["DtoH"]) == (5, 5)
+        copies = copies_of(lambda: list(map(ask, range(5))))
+        print("copies of 5 requests from onnxruntime to pytorch to onnxruntime:", dict(copies))
+        assert (copies["HtoD"], copies["DtoH"]) == (5, 5)
         with ThreadPoolExecutor(16) as callers:
             list(callers.map(ask, range(400 if code == DOUBLED else 100)))
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 says so once per process
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.11 warns once per process
 @pytest.mark.parametrize(("model", "factor"), [("doubled", 2), ("last", 2), ("chain", 8)])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tensors_in_cuda_regions_are_not_copied_to_the_host(
@@ -351,11 +351,11 @@ def test_tensors_in_cuda_regions_are_not_copied_to_the_host(
                 assert answers.readline() == "done\n", "the client's error is above"
 
             ask()  # compiles what PyTorch compiles in the first executions
-            found = copies_of(ask)
+            copies = copies_of(ask)
             client.stdin.close()
             assert client.wait(60) == 0
-        print(f"copies of 5 requests to {model} through CUDA regions:", dict(found))
-        assert set(found) <= {"DtoD"}
+        print(f"copies of 5 requests to {model} through CUDA regions:", dict(copies))
+        assert set(copies) <= {"DtoD"}
         x = np.ones((1, 4), np.float32)
         by_wire = copies_of(lambda: server.infer(model, {"x": x}))
         assert by_wire["HtoD"] == by_wire["DtoH"] == 1, "the GPU lives, and its copies are counted"

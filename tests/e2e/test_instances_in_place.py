@@ -1,5 +1,5 @@
-"""Instances of a Python model that come and go while a real server serves it, counted by the model itself: the steps of
-Triton's own test of this, by the stock client."""
+"""Instances of a Python model are added and removed while a real server serves it. The model counts them: the steps of
+Triton's own test, by the stock client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
 
 
 class Counting:
-    """One model of ``server``, loaded and asked over gRPC."""
+    """One model of ``server``, loaded and inferred over gRPC."""
 
     def __init__(self, server: Headrace, directory: Path, name: str, more: str) -> None:
         self.name, self._directory = name, directory
@@ -86,7 +86,7 @@ class Counting:
 
     @contextmanager
     def asked(self, concurrency: int = 4) -> Iterator[None]:
-        """Be asked all the time; fails if any request does."""
+        """Send requests all the time; fail if any request does."""
         done = Event()
 
         def work() -> int:

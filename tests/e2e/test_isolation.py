@@ -35,7 +35,7 @@ APART = 'parameters { key: "isolation" value { string_value: "process" } }'
 
 
 def echo_of(instances: int = 1) -> str:
-    """A model whose answers can be told apart."""
+    """A model whose answers differ."""
     return f"""backend: "identity" {APART} instance_group {{ kind: KIND_CPU count: {instances} }}
         input {{ name: "IN" data_type: TYPE_FP32 dims: [-1] }}
         output {{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }}"""
@@ -61,10 +61,10 @@ def descendants(pid: int) -> set[int]:
         if entry.name.isdigit() and exists(int(entry.name)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 parents[int(entry.name)] = state(int(entry.name))[1]
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    pids = {pid}
+    while more := {child for child, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids - {pid}
 
 
 def command_of(pid: int) -> list[str]:
@@ -76,8 +76,8 @@ def command_of(pid: int) -> list[str]:
 
 def children(server: Headrace) -> set[int]:
     """The processes of its instances."""
-    found = descendants(server.process.pid)
-    return {pid for pid in found if any(word.endswith("bootstrap.py") for word in command_of(pid))}
+    processes = descendants(server.process.pid)
+    return {pid for pid in processes if any(word.endswith("bootstrap.py") for word in command_of(pid))}
 
 
 def count_fds(server: Headrace) -> int:
@@ -104,17 +104,17 @@ def shared() -> set[str]:
 
 
 def ask(client: Any, number: int, seen: Counter[str]) -> None:
-    """One request whose answer must be its own, or that the server says to send again."""
+    """One request. Its answer must be its own, or an error that permits to send it again."""
     values = np.full(4, number, np.float32) if number % 5 else np.full(50_000, number, np.float32)
     tensor = triton.InferInput("IN", list(values.shape), "FP32")
     tensor.set_data_from_numpy(values)
     try:
-        found = client.infer("echo", [tensor], request_id=str(number))
+        response = client.infer("echo", [tensor], request_id=str(number))
     except InferenceServerException as error:
         refused = error
     else:
-        assert found.get_response()["id"] == str(number)
-        assert np.array_equal(found.as_numpy("OUT"), values)
+        assert response.get_response()["id"] == str(number)
+        assert np.array_equal(response.as_numpy("OUT"), values)
         seen["ok"] += 1
         return
     assert refused.status() == "503", refused
@@ -146,7 +146,7 @@ def test_every_request_is_answered_once_while_processes_are_killed_at_random(
     choose = random.Random(3)
     with ThreadPoolExecutor(16) as pool:
         callers = [pool.submit(call, caller) for caller in range(16)]
-        for _ in range(4):  # with two instances, none dies often enough to be given up
+        for _ in range(4):  # with two instances, none dies often enough for a pause
             enough = seen["ok"] + 50
             wait_until(partial(has, seen, enough), "requests are served")
             wait_until(lambda: len(children(server)) > 0, "there is a process")
@@ -180,7 +180,7 @@ def test_no_process_outlives_its_server(
 def test_a_process_that_hangs_does_not_outlive_its_server(
     run_headrace: Start, root: Path, add_model: AddModel, wait_until: WaitUntil
 ) -> None:
-    """It cannot notice that the server is gone; the orphan reaper does."""
+    """It cannot detect that the server has exited; the orphan reaper does."""
     add_model(root, "echo", echo_of())
     server = run_headrace(f"--model-repository={root}").wait_until_ready()
     family = descendants(server.process.pid)

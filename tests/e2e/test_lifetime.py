@@ -39,7 +39,7 @@ def gate(root: Path, add_model: AddModel, echo: str, make_gate: Callable[[Path],
 
 
 def ask(server: Headrace, model: str, count: int) -> Callable[..., list[Any]]:
-    """Send ``count`` gRPC requests; what is returned waits for the answers, or for the errors that they must be."""
+    """Send ``count`` gRPC requests. The returned function waits for their answers, or for the expected errors."""
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[2])
@@ -138,7 +138,7 @@ def test_kept_alive_connections_are_served_while_others_are_answered_and_end_wit
     http_host: str,
     wait_until: Callable[..., None],
 ) -> None:
-    """As by Triton; which goes on until the exit timeout is over (tests/e2e/test_stopping.py)."""
+    """As in Triton, which continues until the end of the exit timeout (tests/e2e/test_stopping.py)."""
     server = serve(f"--model-repository={root}", f"--http-server={http_host}", environ=gated)
     connections = [http.client.HTTPConnection("127.0.0.1", server.http, timeout=30) for _ in range(2)]
     for connection in connections:
@@ -199,7 +199,7 @@ def test_pipelined_requests_do_not_hold_the_exit(
                 answer += piece
         answers = answer.count(b"HTTP/1.1 ")
         assert 0 < answers <= count + bool(rest)
-        # A server quick enough to answer them all before it hears the signal has no answer left to say it in.
+        # A server that answers all requests before it handles the signal has no answer left for the header.
         assert answers == count or b"\r\nconnection: close\r\n" in answer[answer.rindex(b"HTTP/1.1 ") :].lower()
         wait_until(lambda: server.process.poll() is not None, "the server ends", 20)
     assert server.finish() == 0

@@ -79,7 +79,7 @@ def test_no_caller_can_write_a_line_of_the_log(
         assert RECORD.match(line) or TABLE.match(line) or CONFIG.match(line), line
         assert line.isprintable(), line
     # the model's own complaint is there, once for each time it failed: twice over HTTP, once over gRPC;
-    # and once more for each request that it was asked for
+    # and once more for each request for it
     failures = [line for line in server.lines if "failed to execute" in line]
     assert len([line for line in failures if "Traceback" in line]) == 3
     assert len([line for line in failures if "Infer failed: " in line]) == 3
@@ -248,8 +248,8 @@ def test_the_steps_of_loading_are_tritons(
             (f"successfully unloaded '{name}' version 1", 1),
         ):
             for level in (1, 2):
-                found = [line for line in levels[level] if f'"{text}"' in line]
-                assert bool(found) == (level >= shown_from), (text, level)
+                lines = [line for line in levels[level] if f'"{text}"' in line]
+                assert bool(lines) == (level >= shown_from), (text, level)
 
 
 CHATTY = """
@@ -314,9 +314,9 @@ def test_every_line_of_a_json_log_is_a_record_that_names_its_model(
         of_model = [record["message"] for record in printed if record.get("model") == model]
         assert of_model == [f"loading {model}", f"no newline of {model}"]
         for logger, text in (("stderr", "to stderr"), ("headrace.chatty", "a verbose line")):
-            found = [r for r in logged if r.get("model") == model and r["message"] == text]
-            assert found, (model, text)
-            assert found[0]["logger"] == logger or model == "apart"
+            records = [r for r in logged if r.get("model") == model and r["message"] == text]
+            assert records, (model, text)
+            assert records[0]["logger"] == logger or model == "apart"
         for text in ("a line of my own logger", "I said so", "mind this"):
             assert [r for r in logged if r.get("model") == model and text in r["message"]], (model, text)
 

@@ -36,10 +36,10 @@ input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] } output { name: "OUT" dat
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("models")
-    (found / "echo/1").mkdir(parents=True)
-    (found / "echo/config.pbtxt").write_text(CONFIG)
-    return found
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "echo/1").mkdir(parents=True)
+    (folder / "echo/config.pbtxt").write_text(CONFIG)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +92,15 @@ def page(server: Headrace) -> str:
 
 
 def refused(server: Headrace) -> float:
-    found = re.search(r"^headrace_memory_refused_total (\S+)", page(server), re.MULTILINE)
-    assert found
-    return float(found[1])
+    match = re.search(r"^headrace_memory_refused_total (\S+)", page(server), re.MULTILINE)
+    assert match
+    return float(match[1])
 
 
 def held(server: Headrace, kind: str = "connections") -> float:
-    found = re.search(rf'headrace_memory_held_bytes{{kind="{kind}"}} ([0-9.e+]+)', page(server))
-    assert found
-    return float(found[1])
+    match = re.search(rf'headrace_memory_held_bytes{{kind="{kind}"}} ([0-9.e+]+)', page(server))
+    assert match
+    return float(match[1])
 
 
 def test_the_budget_is_logged_at_start_and_measured(server: Headrace) -> None:
@@ -132,7 +132,8 @@ def test_more_clients_than_fit_are_all_answered(server: Headrace) -> None:
 
 
 def test_incomplete_bodies_are_refused_and_affect_no_client(server: Headrace, wait_until: Callable[..., None]) -> None:
-    """All connections half way is no deadlock: those that fit wait for their callers, the others are refused."""
+    """All connections half way are no deadlock: requests that fit wait for the rest of their bodies, the others are
+    refused."""
     refused_before = refused(server)
     callers = [begun(server, 6 * MIB, 4 * MIB) for _ in range(8)]
     try:
@@ -226,7 +227,7 @@ def test_unread_answers_are_dropped_for_others(server: Headrace, wait_until: Cal
 
 
 def test_unread_answers_count_whole_and_keep_their_content(server: Headrace, wait_until: Callable[..., None]) -> None:
-    """What the sockets take of an answer stays in memory, and memory of others that goes back is not theirs."""
+    """The part of an answer that the sockets take stays counted, and released memory of others is not theirs."""
     size = 5 * MIB
     contents = [np.random.default_rng(seed).bytes(size) for seed in range(2)]
     with begun(server, size, 0) as first, begun(server, size, 0) as second:
@@ -243,7 +244,7 @@ def test_unread_answers_count_whole_and_keep_their_content(server: Headrace, wai
 
 
 def test_small_messages_that_are_not_complete_stay_within_the_budget(server: Headrace) -> None:
-    """200 messages of 150 KB, each without its last byte: those that do not fit are refused, and what fits arrives."""
+    """200 messages of 150 KB, each without its last byte: some are refused, and the ones that fit arrive."""
     before = refused(server)
     size = 150_000
     with socket.create_connection(("127.0.0.1", server.grpc), 30) as peer:
@@ -272,8 +273,8 @@ def limited(repository: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if found := re.search(r"Started HTTPService at \S+:(\d+)", line):
-                yield process, int(found[1])
+            if match := re.search(r"Started HTTPService at \S+:(\d+)", line):
+                yield process, int(match[1])
                 break
         process.terminate()
         process.stderr.read()

@@ -30,8 +30,8 @@ def test_it_has_no_more_answers_than_it_may(installed: Path) -> None:
     made = _made(installed, most="3")
     for number in range(5):
         made.put(bytes([number]) * 32, CachedResponse({"y": np.full(2, number)}, {}))
-    found = [made.get(bytes([number]) * 32) for number in range(5)]
-    assert [answer is not None for answer in found] == [False, False, True, True, True]
+    entries = [made.get(bytes([number]) * 32) for number in range(5)]
+    assert [answer is not None for answer in entries] == [False, False, True, True, True]
     again = _made(installed, most="3")
     assert again.get(bytes([4]) * 32) is not None
     again.put(bytes([9]) * 32, CachedResponse({"y": np.zeros(2)}, {}))

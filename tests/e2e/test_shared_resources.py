@@ -1,4 +1,4 @@
-"""Models that share a resource, in a real server with the rate limiter, asked by the stock client."""
+"""Models that share a resource, in a real server with the rate limiter, by the stock client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
-#: Says from when to when it has executed. The clock is one for all processes of the machine.
+#: Returns the begin and the end of its execution. The clock is one for all processes of the machine.
 MODEL = """
 import time
 import numpy as np

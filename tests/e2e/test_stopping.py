@@ -1,4 +1,4 @@
-"""Callers who take their time do not decide how long a server takes to stop, and every stream is told its end."""
+"""Slow clients do not delay the stop of a server, and every stream gets its end."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_open_streams_are_ended_with_an_error(
 def test_a_kept_alive_connection_is_served_for_a_short_time_and_the_log_counts_it(
     serve: Callable[..., Headrace], root: Path, hosts: tuple[str, ...]
 ) -> None:
-    """Triton serves it until the exit timeout is over, without a word of closing it, and says so in these lines."""
+    """Triton serves it until the end of the exit timeout, without announcing the close, and logs these lines."""
     server = serve(f"--model-repository={root}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}", *hosts)
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
     document = json.dumps({"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1], "data": [7]}]})

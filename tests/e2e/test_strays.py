@@ -1,4 +1,4 @@
-"""A model that raises what is no `Exception` fails its request and nothing else, whatever kind of model it is."""
+"""A model of any kind that raises an exception that is no `Exception` fails its request and nothing else."""
 
 from __future__ import annotations
 

@@ -168,29 +168,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def sent(names: list[str]) -> dict[str, Tensor]:
     """A tensor of each type, with the ends of its range; INT64 and UINT64 within INT32, as which OpenVINO computes."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in names:
         dtype = TYPES[name].numpy
         if name == "BYTES":
-            found[name] = as_tensor(["", "a", "\u00e9", "long" * 9, "\0", "z"])
+            tensors[name] = as_tensor(["", "a", "\u00e9", "long" * 9, "\0", "z"])
         elif dtype.kind in "iu":
             bits = min(8 * dtype.itemsize, 31 if name == "UINT64" else 32) - (dtype.kind == "i")
-            found[name] = np.array([-(2**bits) if dtype.kind == "i" else 0, 0, 1, 2, 3, 2**bits - 1], dtype)
+            tensors[name] = np.array([-(2**bits) if dtype.kind == "i" else 0, 0, 1, 2, 3, 2**bits - 1], dtype)
         else:
-            found[name] = np.array([0, 1, 0, 1, 1, 0] if name == "BOOL" else [-1.5, 0, 1, 2, 0.25, 96], dtype)
-    return found
+            tensors[name] = np.array([0, 1, 0, 1, 1, 0] if name == "BOOL" else [-1.5, 0, 1, 2, 0.25, 96], dtype)
+    return tensors
 
 
 def check(response: InferResponse, names: list[str], sent_tensors: Mapping[str, Tensor]) -> None:
     for name in names:
-        found, expected = response.outputs[f"{name}_out"], sent_tensors[name]
+        actual, expected = response.outputs[f"{name}_out"], sent_tensors[name]
         if isinstance(expected, BytesTensor):
-            assert isinstance(found, BytesTensor)
-            assert found.items() == expected.items()
+            assert isinstance(actual, BytesTensor)
+            assert actual.items() == expected.items()
         else:
-            assert isinstance(found, np.ndarray)
-            assert found.dtype is TYPES[name].numpy, "the same object, not only an equal one"
-            np.testing.assert_array_equal(found, expected)
+            assert isinstance(actual, np.ndarray)
+            assert actual.dtype is TYPES[name].numpy, "the same object, not only an equal one"
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("second", ENGINES)

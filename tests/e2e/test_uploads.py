@@ -1,4 +1,4 @@
-"""Files that come with a load, from this machine and from another address, over every host."""
+"""Files of a load request, from this machine and from another address, over every host."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def start(request: pytest.FixtureRequest, serve: Start, add_model: Callable[...,
 
 
 def load(server: Headrace, address: str, files: bool = True, headers: Mapping[str, str] | None = None) -> list[str]:
-    """Load over HTTP and over gRPC: what each says, empty if it has worked."""
+    """Load over HTTP and over gRPC. Return the error text of each, empty if it has worked."""
     brings = {"config": CONFIG, "files": FILES} if files else {}
     reasons = []
     over_http = tritonclient.http.InferenceServerClient(f"{address}:{server.http}")
@@ -115,7 +115,7 @@ def test_the_key_of_the_restricted_api_is_enough(start: Start) -> None:
 
 
 def test_a_refused_file_is_not_decoded(start: Start) -> None:
-    """Neither decoded nor written: the refusal comes first, whatever is wrong with the rest."""
+    """Neither decoded nor written: the refusal is first, whatever is invalid in the rest."""
     address, server = own_address(), start()
     connection = http.client.HTTPConnection(address, server.http, timeout=30)
     body = {"parameters": {"file:../x": base64.b64encode(b"x").decode() + "!", "config": "{"}}

@@ -70,7 +70,7 @@ class Tally:
         self._count += count
 
     def wait_until_shown(self) -> None:
-        """Until the metrics page says so. A worker that is slow counts as it last did."""
+        """Wait until the metrics page has these counts. A slow worker keeps its last ones."""
         self._server.wait_until_metric(SUCCESS, "echo", self._count)
 
 
@@ -100,7 +100,7 @@ def test_the_stock_clients_reach_both_and_the_page_has_the_total(server: Headrac
 
 
 def ask_both_over_grpc(server: Headrace, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> int:
-    """Ask once by each of as many connections as it takes for both workers to have one; returns how many."""
+    """Infer once on each of as many connections as it takes for both workers to have one; return their number."""
     unmet = set(processes_of(server, TITLE))
     with contextlib.ExitStack() as clients:
         for count in range(1, MOST + 1):
@@ -120,7 +120,7 @@ def test_one_that_is_killed_loses_its_own_connections_and_is_replaced(
     server: Headrace, lines: Lines, tally: Tally
 ) -> None:
     doomed, other = lines.one_each()
-    tally.wait_until_shown()  # what it has counted since would be lost with it
+    tally.wait_until_shown()  # its counts since then would be lost with it
     os.kill(doomed.owner, signal.SIGKILL)
     wait_until(lambda: not is_alive(doomed.owner), "it is dead")
     with pytest.raises(ConnectionError):
@@ -155,8 +155,8 @@ def test_a_stopped_worker_delays_no_other_and_keeps_its_last_counts(
 
 def test_a_load_by_name_reaches_all_workers_and_replacements(server: Headrace, lines: Lines, late: str) -> None:
     def shown(line: Line) -> tuple[int, str]:
-        status, found = line.get("/v2/models/late/config")
-        return status, found.get("default_model_filename", "")
+        status, body = line.get("/v2/models/late/config")
+        return status, body.get("default_model_filename", "")
 
     both = lines.one_each()
     with httpclient.InferenceServerClient(f"127.0.0.1:{server.http}") as client:

@@ -139,7 +139,7 @@ def gates(repository: Path, make_gate: Callable[[Path], Gate]) -> dict[str, Gate
 
 @pytest.fixture
 def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
-    """Occupies the one instance of a model: ``hold(stub, model)``. What comes after waits in the queue."""
+    """Occupies the one instance of a model: ``hold(stub, model)``. Later requests wait in the queue."""
 
     executions: list[Held] = []
 
@@ -153,7 +153,7 @@ def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
         return executions[-1]
 
     yield hold
-    for each in executions:  # a test that failed leaves the next one a free instance
+    for each in executions:  # a test that failed frees the instance for the next one
         each.gate.open()
         with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
             each.running.result(30)
@@ -161,9 +161,9 @@ def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
 
 @pytest.fixture(scope="session", params=["server", "hypercorn"])
 def http_server(request: pytest.FixtureRequest) -> Headrace:
-    """Both hosts, for whatever HTTP says."""
-    found: Headrace = request.getfixturevalue(request.param)
-    return found
+    """Both hosts, for tests of HTTP."""
+    host: Headrace = request.getfixturevalue(request.param)
+    return host
 
 
 class Reply(NamedTuple):

@@ -55,7 +55,7 @@ def test_the_command_draws_the_document_of_the_server(asked: Headrace, capsys: p
     url = f"--url=http://127.0.0.1:{asked.http}"
     assert main(["explain", "batched", url]) == 0
     shown = capsys.readouterr().out
-    # Where its short executions run is decided while it runs.
+    # It decides during execution where its short executions run.
     drawn = shown.replace(", 1 of them on the event loop", "", 1)
     assert drawn.startswith("batched version 1: scheduler dynamic_batching, 1 instances, at most 8 rows in a batch")
     assert re.search(r"^  idle_instance +\d+ +\d+\.\d %  #+$", shown, re.MULTILINE)
@@ -106,7 +106,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrac
     os.close(read)
     command = [sys.executable, "-m", "headrace_cli", "explain", "batched", f"--url=http://127.0.0.1:{server.http}"]
     with os.fdopen(write, "w") as unread:
-        # Unbuffered, so that what is printed meets the closed pipe at once, as a long answer does.
+        # Unbuffered, so that output reaches the closed pipe at once, as a long answer does.
         process = subprocess.run(
             [*command, *words],
             stdout=unread,

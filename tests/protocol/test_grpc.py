@@ -227,7 +227,7 @@ def test_a_stream_answers_in_order_and_survives_errors(stub: Any) -> None:
     assert [answer.error_message for answer in answers] == texts
     for answer, text in zip(answers, texts, strict=True):
         parameters = answer.infer_response.parameters
-        # what is refused before it is queued has no final flag
+        # a request refused before it is queued has no final flag
         assert ("triton_final_response" in parameters) is not bool(text)
         assert text or parameters["triton_final_response"].bool_param is True
         assert text == "" or not answer.infer_response.outputs

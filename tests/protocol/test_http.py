@@ -31,7 +31,7 @@ def body(*inputs: dict[str, Any], **rest: Any) -> dict[str, Any]:
 
 
 def changed(tensor: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """``tensor`` with ``fields``; those that are None are left out."""
+    """Return ``tensor`` with ``fields``, without those that are None."""
     return {name: value for name, value in {**tensor, **fields}.items() if value is not None}
 
 

@@ -26,7 +26,7 @@ INFER = b"POST /v2/models/echo_fp32/infer HTTP/1.1\r\nHost: h\r\n"
 HIDDEN = INFER + b"Content-Length: %d\r\n\r\n" % len(DATA) + DATA
 LAST = LIVE + b"Connection: close\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
-#: What an inference is answered: 200, and 405 where there are only metrics.
+#: The status of an inference: 200, and 405 on the port of metrics.
 INFERRED = 1200
 HEAD_BYTES = 64 * 1024
 
@@ -294,7 +294,7 @@ def inferences(server: Headrace) -> int:
 def test_a_caller_is_answered_as_the_rfc_says(
     port: tuple[str, int], row: Row, server: Headrace, hypercorn: Headrace
 ) -> None:
-    """Cold, and again when the server may know the head."""
+    """First with an empty head cache, and again when the server may have cached the head."""
     name, number = port
     host = hypercorn if name == "hypercorn" else server
     before = inferences(host)

@@ -1,4 +1,5 @@
-"""Many callers at once: whose rows are whose, who waits, who gives up (docs/spec/behaviours.md sections 2.6 and 6)."""
+"""Many clients at once: their rows, their waits and their cancellations (docs/spec/behaviours.md sections 2.6 and
+6)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def asked(model: str, **parameters: Any) -> Any:
 def test_any_interleaving_gives_each_caller_its_own_rows(
     connect: Callable[..., Any], server: Headrace, requests: list[tuple[str, int]]
 ) -> None:
-    """All requests are under way at once, and the server batches them as they come."""
+    """All requests are under way at once, and the server batches them as they arrive."""
     callers = {name: connect(name, server) for name in ("http", "grpc")}
     answered: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
     sent: list[Any] = []
@@ -140,7 +141,7 @@ def test_a_disconnect_does_not_affect_the_rest_of_the_batch(http_server: Headrac
 
 
 def test_clients_that_disconnect_at_once_are_cancelled(http_server: Headrace, hold: Hold) -> None:
-    """The end of what they say comes with their request, before anything has been begun for it."""
+    """The end of their stream arrives with their request, before anything has begun for it."""
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
         cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
         execution = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
@@ -195,7 +196,7 @@ def test_requests_that_wait_are_batched(server: Headrace, stub: Any, hold: Hold)
 
 
 def test_a_stream_keeps_the_order_of_its_requests(server: Headrace, stub: Any, hold: Hold) -> None:
-    """The first one waits for the instance, and those of a quick model wait behind it."""
+    """The first one waits for the instance, and the requests of a quick model wait behind it."""
     execution = hold(stub, "slow")
     requests = [asked("slow"), asked("batched"), asked("batched")]
     for number, request in enumerate(requests):
@@ -248,7 +249,7 @@ def test_a_full_queue_refuses_on_a_stream_without_a_final_flag_and_ends_no_strea
 
 
 def test_a_call_past_its_client_timeout_ends_with_deadline_exceeded(server: Headrace, stub: Any, hold: Hold) -> None:
-    """The stock clients' own time-outs are callers who have gone, to the server."""
+    """A timeout of the stock client is a disconnect to the server."""
     execution, x = hold(stub, "slow"), np.ones((1, 4), np.float32)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         tensor = tritonclient.grpc.InferInput("IN", [1, 4], "FP32")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORD = Path(__file__).with_name("triton_refusals.json")
 QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text())
-#: Data type, rows at most, inputs, and what is said of each input besides.
+#: Data type, rows at most, inputs, and further fields of each input.
 MODELS = {
     "pair": ("FP32", 8, 2, ""),
     "trio": ("FP32", 8, 3, ""),

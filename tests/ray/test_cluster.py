@@ -148,7 +148,7 @@ def test_a_decoupled_model_streams_to_a_handle_and_over_http(handle: Any) -> Non
 
 
 def test_a_killed_replica_loses_only_its_own_requests(handle: Any) -> None:
-    """Ray starts another one. Who asks again gets an answer."""
+    """Ray starts another one. A client that sends again gets an answer."""
     done, failed, lock, stop = [], [], threading.Lock(), threading.Event()
 
     def ask() -> None:

@@ -48,6 +48,6 @@ def test_a_frame_of_pandas_gets_a_column(folder: Path) -> None:
 
 def test_ray_data_infers_each_row_once(folder: Path) -> None:
     run(RAY, folder)
-    found = pandas.read_parquet(folder / "out").sort_values("id")
-    assert found["id"].tolist() == list(range(1000))
-    np.testing.assert_allclose(np.stack(found["probabilities"]), expected(IMAGES), rtol=1e-5, atol=1e-6)
+    frame = pandas.read_parquet(folder / "out").sort_values("id")
+    assert frame["id"].tolist() == list(range(1000))
+    np.testing.assert_allclose(np.stack(frame["probabilities"]), expected(IMAGES), rtol=1e-5, atol=1e-6)

@@ -26,7 +26,7 @@ ONE = {"x": np.ones((1, 2), np.float32)}
 
 
 class First(RepositoryAgent):
-    """Writes down its events, and does what the test says."""
+    """Records its events, and behaves as the test sets it up."""
 
     name = "first"
     events: ClassVar[list[str]] = []
@@ -65,7 +65,7 @@ class Second(First):
 
 
 def copy(agent: RepositoryAgent, directory: Path, new_directory: Callable[[], Path]) -> Path:
-    """Leave the versions of ``directory``, and version 7, in a directory of its own."""
+    """Copy the versions of ``directory`` and a version 7 into a directory of its own."""
     made = new_directory()
     for name in (*(path.name for path in directory.iterdir() if path.is_dir()), "7"):
         (made / name).mkdir()
@@ -92,9 +92,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def told() -> list[str]:
-    found = list(First.events)
+    events = list(First.events)
     First.events.clear()
-    return found
+    return events
 
 
 def serve(make_server: Callable[..., Server]) -> Server:

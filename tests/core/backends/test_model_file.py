@@ -1,4 +1,4 @@
-"""A model's file that is missing, and what is suggested where another stands in its place."""
+"""A missing model file, and the suggestion if another file is in its directory."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def test_one_object_is_created_per_key_for_simultaneous_calls() -> None:
         return shared.get(key, make)
 
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(ask, ["cpu", "gpu"] * 4))
+        objects = list(threads.map(ask, ["cpu", "gpu"] * 4))
     assert len(made) == 2
-    assert found == [found[0], found[1]] * 4
+    assert objects == [objects[0], objects[1]] * 4
 
 
 def test_shared_object_is_created_again_after_a_failure() -> None:

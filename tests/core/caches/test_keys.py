@@ -59,7 +59,7 @@ def test_large_tensors_have_different_keys_with_any_digest(monkeypatch: pytest.M
     large = np.zeros(3000, np.float32)
     last, name = large.copy(), "a"
     last[-1] = 1
-    found = [
+    digests = [
         key({name: large}),
         key({name: last}),
         key({name: large.reshape(3, 1000)}),
@@ -70,11 +70,11 @@ def test_large_tensors_have_different_keys_with_any_digest(monkeypatch: pytest.M
         key({name: BytesTensor.from_items([bytes(6000), bytes(5992)], (2,))}),
         key({name: BytesTensor.from_items([bytes(5992), bytes(6000)], (2,))}),
     ]
-    assert len(set(found)) == len(found)
-    assert key({name: np.repeat(large, 2)[::2]}) == found[0]
+    assert len(set(digests)) == len(digests)
+    assert key({name: np.repeat(large, 2)[::2]}) == digests[0]
     if not is_fast:
         monkeypatch.undo()
-        assert key({name: large}) != found[0]  # so that this has tried both
+        assert key({name: large}) != digests[0]  # so that this has tried both
 
 
 def blake3_of(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The cache ``local``: what it evicts, and whether it uses as much memory as it reports."""
+"""The cache ``local``: evictions, and the memory that it reports."""
 
 from __future__ import annotations
 

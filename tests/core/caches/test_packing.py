@@ -1,4 +1,4 @@
-"""Responses as bytes: unpacking returns what was packed, and refuses all other bytes."""
+"""Responses as bytes: unpacking returns the packed response, and refuses all other bytes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def tensor(datatype: str, shape: list[int], seed: int) -> Any:
 )
 def test_packed_response_is_unpacked_unchanged(outputs: list[Any], parameters: dict[str, Any]) -> None:
     tensors = {f"out {n} é": tensor(*each) for n, each in enumerate(outputs)}
-    found = unpack_response(pack_response(CachedResponse(tensors, parameters)))
-    assert list(found.outputs) == list(tensors)
+    unpacked = unpack_response(pack_response(CachedResponse(tensors, parameters)))
+    assert list(unpacked.outputs) == list(tensors)
     for name, sent in tensors.items():
-        came: Any = found.outputs[name]
+        came: Any = unpacked.outputs[name]
         assert type(came) is type(sent)
         assert came.shape == sent.shape
         if isinstance(came, BytesTensor):
@@ -47,7 +47,7 @@ def test_packed_response_is_unpacked_unchanged(outputs: list[Any], parameters: d
             assert came.tobytes() == sent.tobytes()
             assert came.ctypes.data % 16 == 0 or not came.size
             assert not came.flags.writeable
-    assert {key: (type(value), str(value)) for key, value in found.parameters.items()} == {
+    assert {key: (type(value), str(value)) for key, value in unpacked.parameters.items()} == {
         key: (type(value), str(value)) for key, value in parameters.items()
     }
 
@@ -63,10 +63,10 @@ def test_no_bytes_raise_anything_but_a_refusal(data: st.DataObject) -> None:
     cut = bytes(wrong[: data.draw(st.integers(0, len(wrong)))])
     for each in (bytes(wrong), cut, data.draw(st.binary(max_size=60))):
         try:
-            found = unpack_response(each)
+            unpacked = unpack_response(each)
         except InvalidArgument:
             continue
-        assert sum(value.nbytes for value in found.outputs.values()) <= len(each)
+        assert sum(value.nbytes for value in unpacked.outputs.values()) <= len(each)
 
 
 def packed(outputs: Any, parameters: Any = None, content: bytes = b"") -> bytes:

@@ -32,28 +32,28 @@ class Shelf(ResponseCache):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.kept: dict[bytes, CachedResponse] = {}
+        self.entries: dict[bytes, CachedResponse] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.error: BaseException | None = None
         self.full: BaseException | None = None
-        self.asked = 0
+        self.calls = 0
         self.closed = False
         self.threads_seen: set[threading.Thread] = set()
 
     def get(self, key: bytes) -> CachedResponse | None:
-        self.asked += 1
+        self.calls += 1
         self.threads_seen.add(threading.current_thread())
         assert self.gate.wait(90)
         if self.error is not None:
             raise self.error
-        return self.kept.get(key)
+        return self.entries.get(key)
 
     def put(self, key: bytes, response: CachedResponse) -> None:
         self.threads_seen.add(threading.current_thread())
         if (error := self.error or self.full) is not None:
             raise error
-        self.kept[key] = response
+        self.entries[key] = response
 
     def close(self) -> None:
         self.closed = True
@@ -67,15 +67,15 @@ async def test_a_remote_cache_is_called_on_threads_once_for_equal_requests() -> 
         stage.send(name)
     assert (stage.model_queue.pending, stage.model_queue.in_flight) == (0, 3)
     await until(lambda: stage.model_queue.pending)
-    assert shelf.asked == 1
+    assert shelf.calls == 1
     assert await stage.execute() == ["a"]
     assert stage.y("b") == stage.y("c") == [2.0] * 4
-    await until(lambda: shelf.kept)
+    await until(lambda: shelf.entries)
     stage.send("d")
     stage.send("e")
     await until(lambda: stage.answers["e"])
     assert (stage.y("d"), stage.y("e")) == ([2.0] * 4, [2.0] * 4)
-    assert shelf.asked == 2
+    assert shelf.calls == 2
     assert stage.counts() == (4, 1)
     assert threading.current_thread() not in shelf.threads_seen
     stage.server.close()
@@ -96,7 +96,7 @@ async def test_a_request_cancelled_during_the_look_up_is_not_executed() -> None:
     assert await stage.execute() == ["b"]
     stage.send("c", 2.0)
     stage.tickets["c"].cancel()
-    await until(lambda: shelf.asked == 2 and not stage.model_queue._flights)
+    await until(lambda: shelf.calls == 2 and not stage.model_queue._flights)
     assert stage.model_queue.in_flight == 0
     stage.server.close()
 
@@ -121,9 +121,9 @@ def test_entry_that_the_model_cannot_return_is_ignored(wrong: CachedResponse) ->
         stage.send("a")
         await until(lambda: stage.model_queue.pending)
         await stage.execute()
-        await until(lambda: shelf.kept)
-        for key in shelf.kept:
-            shelf.kept[key] = wrong
+        await until(lambda: shelf.entries)
+        for key in shelf.entries:
+            shelf.entries[key] = wrong
         stage.send("b")
         await until(lambda: stage.model_queue.pending)
         assert await stage.execute() == ["b"]
@@ -150,7 +150,7 @@ def test_a_slow_cache_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -
         assert await stage.execute() == ["b"]
         shelf.gate.set()
         await until(lambda: not stage.server.remote._getting)  # type: ignore[union-attr]
-        assert shelf.asked == 1
+        assert shelf.calls == 1
         assert len(stage.answers["a"]) == 1  # its late result is dropped
         stage.server.close()
 
@@ -177,7 +177,7 @@ def test_a_dead_cache_costs_one_log_line_and_is_used_again_later(
         stage.send("a", 9.0)
         await until(lambda: stage.model_queue.pending)
         await stage.execute()
-        await until(lambda: shelf.kept)
+        await until(lambda: shelf.entries)
         stage.send("b", 9.0)
         await until(lambda: stage.answers["b"])
         assert stage.y("b") == [18.0] * 4
@@ -205,7 +205,7 @@ def test_a_full_cache_still_answers_and_costs_one_log_line(
         stage.send("kept", 5.0)
         await until(lambda: stage.model_queue.pending)
         await stage.execute()
-        await until(lambda: shelf.kept)
+        await until(lambda: shelf.entries)
         shelf.full = ValueError("full")
         for number in range(3):
             stage.send(str(number), float(number))
@@ -221,7 +221,7 @@ def test_a_full_cache_still_answers_and_costs_one_log_line(
         stage.send("a", 9.0)
         await until(lambda: stage.model_queue.pending)
         await stage.execute()
-        await until(lambda: len(shelf.kept) == 2)
+        await until(lambda: len(shelf.entries) == 2)
         await until(lambda: caplog.records[-1].levelname == "INFO")
         stage.server.close()
 
@@ -252,11 +252,11 @@ def test_a_cache_that_hangs_delays_one_request(monkeypatch: pytest.MonkeyPatch) 
         remote_calls.TIMEOUT_S = 90.0
         shelf.gate.set()
         await until(lambda: not stage.server.remote._getting)  # type: ignore[union-attr]
-        assert shelf.asked == 1
+        assert shelf.calls == 1
         stage.send("b", 9.0)
         assert stage.model_queue.pending == 0
         await until(lambda: stage.model_queue.pending)
-        assert shelf.asked == 2
+        assert shelf.calls == 2
         stage.server.close()
 
     scene()

@@ -14,7 +14,7 @@ CONFIG = parse_text(
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "expected"),
     [
         ("", True),
         ("name", True),
@@ -36,8 +36,8 @@ CONFIG = parse_text(
         ("no_such_field", False),
     ],
 )
-def test_a_path_is_set_if_the_config_has_a_value_there(path: str, found: bool) -> None:
-    assert is_set(CONFIG, path) is found
+def test_a_path_is_set_if_the_config_has_a_value_there(path: str, expected: bool) -> None:
+    assert is_set(CONFIG, path) is expected
 
 
 def test_inputs_and_outputs_are_both_needed() -> None:

@@ -44,8 +44,8 @@ ENSEMBLE = 'ensemble_scheduling { step { model_name: "n" model_version: -1 input
 
 def shown(text: str) -> dict[str, Any]:
     """Return ``config`` converted to JSON and back, as a client receives it."""
-    found: dict[str, Any] = json.loads(json.dumps(config_to_json(text_format.Parse(text, ModelConfig()))))
-    return found
+    document: dict[str, Any] = json.loads(json.dumps(config_to_json(text_format.Parse(text, ModelConfig()))))
+    return document
 
 
 def at(node: Any, path: str) -> Any:
@@ -92,18 +92,18 @@ def test_these_64_bit_integers_are_strings_as_in_triton(text: str, path: str, va
 
 
 def test_names_are_those_of_the_schema_and_enums_are_words() -> None:
-    found = shown(TEXT)
-    assert found["max_batch_size"] == 8
-    assert at(found, "input.0.data_type") == "TYPE_STRING"
-    assert at(found, "instance_group.0.kind") == "KIND_GPU"
+    document = shown(TEXT)
+    assert document["max_batch_size"] == 8
+    assert at(document, "input.0.data_type") == "TYPE_STRING"
+    assert at(document, "instance_group.0.kind") == "KIND_GPU"
 
 
 def test_defaults_are_printed_and_unset_messages_are_not() -> None:
-    found = shown("dynamic_batching { }")
-    assert (found["name"], found["max_batch_size"], found["input"], found["parameters"]) == ("", 0, [], {})
-    assert found["dynamic_batching"]["preserve_ordering"] is False
-    assert found["dynamic_batching"]["max_queue_delay_microseconds"] == 0
-    assert not {"optimization", "version_policy", "sequence_batching", "response_cache"} & found.keys()
+    document = shown("dynamic_batching { }")
+    assert (document["name"], document["max_batch_size"], document["input"], document["parameters"]) == ("", 0, [], {})
+    assert document["dynamic_batching"]["preserve_ordering"] is False
+    assert document["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+    assert not {"optimization", "version_policy", "sequence_batching", "response_cache"} & document.keys()
     assert shown("input { }")["input"][0] == {
         "name": "",
         "data_type": "TYPE_INVALID",

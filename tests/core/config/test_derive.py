@@ -161,7 +161,7 @@ NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, mo
 
 @pytest.mark.parametrize("name", ["m", "m."])
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "content"),
     [
         ("1/weights.bin", f"Its directory '1' has 'weights.bin', and none of {NAMES}"),
         (
@@ -177,12 +177,12 @@ NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, mo
         ("", f"It has no version directory with one of {NAMES}"),
     ],
 )
-def test_a_model_without_a_backend_is_refused(tmp_path: Path, name: str, files: str, found: str) -> None:
+def test_a_model_without_a_backend_is_refused(tmp_path: Path, name: str, files: str, content: str) -> None:
     with pytest.raises(ConfigError) as caught:
         derived(tmp_path, "max_batch_size: 2", files, name)
     assert caught.value.message == (
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
-        f"Expected model name of the form 'model.<backend_name>'. {found}"
+        f"Expected model name of the form 'model.<backend_name>'. {content}"
     )
 
 

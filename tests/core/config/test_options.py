@@ -174,7 +174,7 @@ def test_the_defaults_are_neither_refused_nor_remarked_upon() -> None:
 
 
 def test_each_option_is_in_one_class_of_options() -> None:
-    """Of two classes with one field, the default of the second would be lost."""
+    """If two classes had one field, the default of the second would be lost."""
     own = [name for kind in ServerOptions.__mro__ for name in vars(kind).get("__annotations__", ())]
     assert sorted(own) == sorted(each.name for each in fields(ServerOptions))
 

@@ -8,7 +8,7 @@ from headrace.config.options import header_pattern
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found", "not_found"),
+    ("pattern", "matching", "not_found"),
     [
         ("^x-", ["x-a", "X-A"], ["ax-"]),
         ("tenant", ["x-tenant", "X-TENANT-ID"], ["x-ten"]),
@@ -19,9 +19,11 @@ from headrace.config.options import header_pattern
         (r"\Ax\z", ["X"], ["xx"]),
     ],
 )
-def test_the_pattern_is_re2s_and_ignores_case_by_default(pattern: str, found: list[str], not_found: list[str]) -> None:
+def test_the_pattern_is_re2s_and_ignores_case_by_default(
+    pattern: str, matching: list[str], not_found: list[str]
+) -> None:
     find = header_pattern(pattern)
-    assert all(map(find, found))
+    assert all(map(find, matching))
     assert not any(map(find, not_found))
 
 

@@ -28,9 +28,9 @@ def rules(parameter: Any, config: str = CONFIG) -> PaddingRules:
     model = text_format.Parse(config, ModelConfig())
     text = parameter if isinstance(parameter, str) else json.dumps(parameter)
     model.parameters["padding"].string_value = text
-    found = PaddingRules.from_json(config_to_json(model))
-    assert found is not None
-    return found
+    padding = PaddingRules.from_json(config_to_json(model))
+    assert padding is not None
+    return padding
 
 
 def test_a_model_without_the_parameter_has_no_rules() -> None:
@@ -38,17 +38,17 @@ def test_a_model_without_the_parameter_has_no_rules() -> None:
 
 
 def test_sizes_go_up_to_the_next_bucket_and_rows_likewise() -> None:
-    found = rules({"pad": [PAD], "pad_batch_to": [1, 4, 8]})
-    assert [found.shape("x", (2, size, 4)) for size in (0, 1, 4, 5, 8)] == [(2, n, 4) for n in (4, 4, 4, 8, 8)]
-    assert [found.rows(rows) for rows in (1, 2, 4, 5, 8)] == [1, 4, 4, 8, 8]
-    assert found.shape("text", (2, 9)) == (2, 9)
+    padding = rules({"pad": [PAD], "pad_batch_to": [1, 4, 8]})
+    assert [padding.shape("x", (2, size, 4)) for size in (0, 1, 4, 5, 8)] == [(2, n, 4) for n in (4, 4, 4, 8, 8)]
+    assert [padding.rows(rows) for rows in (1, 2, 4, 5, 8)] == [1, 4, 4, 8, 8]
+    assert padding.shape("text", (2, 9)) == (2, 9)
 
 
 def test_requests_of_one_bucket_share_a_batch() -> None:
-    found = rules({"pad": [PAD]})
+    padding = rules({"pad": [PAD]})
 
     def key(size: int) -> object:
-        return found.key({"x": np.zeros((1, size, 4))})
+        return padding.key({"x": np.zeros((1, size, 4))})
 
     assert key(1) == key(4) != key(5) == key(8)
 

@@ -38,8 +38,8 @@ def test_absent_parameters_are_the_defaults() -> None:
 
 
 def test_values_are_converted_to_the_types_of_the_fields() -> None:
-    found = parse(threads="4", ratio="1e-3", fast="true", mode=" b ", limit="-7")
-    assert found == Parameters(threads=4, ratio=0.001, fast=True, mode=" b ", limit=-7)
+    parameters = parse(threads="4", ratio="1e-3", fast="true", mode=" b ", limit="-7")
+    assert parameters == Parameters(threads=4, ratio=0.001, fast=True, mode=" b ", limit=-7)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_a_field_may_have_a_key_that_is_no_name() -> None:
 
 
 def test_a_prefix_takes_a_whole_family_under_its_full_names() -> None:
-    found = parse(**{"session.a": "1", "session.b.c": "x"})
-    assert found.session == {"session.a": "1", "session.b.c": "x"}
+    parameters = parse(**{"session.a": "1", "session.b.c": "x"})
+    assert parameters.session == {"session.a": "1", "session.b.c": "x"}
 
 
 def test_an_unknown_key_is_ignored_and_reported_with_the_known_ones_and_the_nearest() -> None:

@@ -142,7 +142,7 @@ def test_a_text_is_read_as_protobuf_does_whatever_it_begins_with(name: str, end:
                 parse_text(text)
     else:
         assert [parse_text(text), parse_text(text)] == [expected, expected]
-        parse_text(text).max_batch_size = 9  # nobody else sees it
+        parse_text(text).max_batch_size = 9  # no other process can read it
         assert parse_text(text) == expected
 
 

@@ -55,10 +55,10 @@ def test_a_file_that_becomes_a_fifo_after_its_check_is_refused(tmp_path: Path, m
     path.write_bytes(b"x")
 
     def look(path: Path, **given: object) -> os.stat_result:
-        found = before(path)
+        status = before(path)
         path.unlink()
         os.mkfifo(path)
-        return found
+        return status
 
     monkeypatch.setattr(Path, "stat", look)
     with pytest.raises(OSError, match="it is a FIFO, not a regular file"):

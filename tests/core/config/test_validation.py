@@ -113,8 +113,8 @@ def test_all_problems_are_listed_with_their_fields() -> None:
     config = ModelConfig(max_batch_size=-1)
     config.input.add(name="x", dims=[0])
     config.instance_group.add(count=-3)
-    found = problems(config)
-    assert found == [
+    actual = problems(config)
+    assert actual == [
         Problem("name", "model configuration must specify 'name'"),
         Problem("platform", "unexpected platform type '' for "),
         Problem("max_batch_size", "'max_batch_size' must be non-negative value for "),

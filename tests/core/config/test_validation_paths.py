@@ -43,7 +43,7 @@ FIELDS = {
     ),
 }
 
-#: A name that leaves its directory (as the config's text), how it is printed, and the reason given.
+#: A name outside its directory (as text of a config), its printed form, and the expected reason.
 NAMES = {
     "absolute": ('"/etc/passwd"', "/etc/passwd", "it is absolute"),
     "climbing": ('"../../secret"', "../../secret", "it climbs out with '..'"),

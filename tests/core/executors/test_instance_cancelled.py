@@ -1,4 +1,4 @@
-"""A batch whose callers leave before it runs, and while it does."""
+"""A batch whose requests are cancelled before it runs, and while it runs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_request_of_a_disconnected_client_is_counted_as_cancelled_and_not_as_f
     assert (counted.success.count, counted.cancelled.count, counted.backend_failures.count) == (1, 2, 1)
     assert counted.cancelled.ns > 0
     assert counted.fail.count == 3
-    assert statistics.cancelled.count == 0  # those that never left the queue
+    assert statistics.cancelled.count == 0  # the requests that stayed in the queue
 
 
 def _unheard(answer: object, final: bool) -> None:

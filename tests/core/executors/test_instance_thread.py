@@ -36,7 +36,7 @@ class Echo(Instance):
 
 
 class Failing(DirectScheduler):
-    """Raises whenever a batch is asked for, as long as there are ``failures`` left."""
+    """Raises in each call for a batch, as long as there are ``failures`` left."""
 
     failures = 0
 
@@ -269,7 +269,7 @@ class TogetherScene(NamedTuple):
     statistics: ModelStatistics
 
     async def entered(self, count: int) -> None:
-        """Return when so many more calls have begun."""
+        """Return when this many more calls have begun."""
         for _ in range(count):
             assert await asyncio.to_thread(self.instance.inside.acquire, timeout=10)
 
@@ -339,7 +339,7 @@ def test_an_instance_may_take_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch
             scene.instance.may_go_on.release(100)
             answers += [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(8)]
             assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
-            # All threads end, those that sleep too.
+            # All threads end, sleeping ones included.
 
     asyncio.run(scenario())
 
@@ -368,7 +368,7 @@ def test_instances_that_differ_get_calls_one_at_a_time() -> None:
         async with together(Apart) as scene:
             answers = [asyncio.ensure_future(ask(scene.model_queue)) for _ in range(4)]
             await scene.entered(1)
-            await asyncio.sleep(0.05)  # a second call would have come by now
+            await asyncio.sleep(0.05)  # a second call would have begun by now
             scene.instance.may_go_on.release(4)
             assert all(isinstance(each, InferResponse) for each in await asyncio.gather(*answers))
             assert scene.instance.most == 1

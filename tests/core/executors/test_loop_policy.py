@@ -1,4 +1,4 @@
-"""When an instance comes to the event loop, when it leaves it, and for how long: times are numbers here."""
+"""When an instance moves to the event loop and off it, and for how long. Times are numbers here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAUSE_NS = 10 * SHORT_NS
 
 
 class PlayedLoopTime(LoopTime):
-    """Says that the loop has waited for a core as long as the test says."""
+    """Reports the time that the loop has waited for a core, which the test sets."""
 
     waited_ns = 0
 

@@ -17,7 +17,7 @@ from tests.core.conftest import make_ticket
 
 
 class Told:
-    """A scheduler that keeps what it is told."""
+    """A scheduler that records its notifications."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, Answer]] = []

@@ -33,16 +33,16 @@ LENGTH, MASK = {"name": "n", "data_type": "TYPE_INT32"}, {"name": "there", "data
 
 
 class Records(Instance):
-    """Keeps what it is given. ``y`` is ``x``, or what ``answer`` makes of its inputs."""
+    """Records its inputs. ``y`` is ``x``, or the result of ``answer`` for its inputs."""
 
     def __init__(self, answer: Any = lambda inputs: {"y": inputs["x"]}) -> None:
-        self.given: list[Mapping[str, Any]] = []
+        self.received: list[Mapping[str, Any]] = []
         self._answer = answer
 
     def execute(self, inputs: Tensors) -> Tensors:
-        self.given.append(inputs)
-        found: Tensors = self._answer(inputs)
-        return found
+        self.received.append(inputs)
+        outputs: Tensors = self._answer(inputs)
+        return outputs
 
 
 def config(parameter: Mapping[str, Any], text: str = X + Y, max_batch_size: int = 8) -> ModelConfig:
@@ -76,14 +76,14 @@ def y(answer: object) -> Any:
 def test_inputs_are_padded_with_the_value_and_outputs_cut_to_the_sent_sizes() -> None:
     model, instance = config({"pad": [PAD]}), Records()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), row(3), row(4, 5, 6, 7)))
-    assert instance.given[0]["x"].tolist() == [[1, 2, -1, -1], [3, -1, -1, -1], [4, 5, 6, 7]]
+    assert instance.received[0]["x"].tolist() == [[1, 2, -1, -1], [3, -1, -1, -1], [4, 5, 6, 7]]
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]], [[4, 5, 6, 7]]]
 
 
 def test_padding_rows_of_a_batch_are_in_no_answer() -> None:
     model, instance = config({"pad_batch_to": [1, 4, 8]}), Records()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), np.array([[3, 4], [5, 6]], np.float32)))
-    assert instance.given[0]["x"].tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
+    assert instance.received[0]["x"].tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3, 4], [5, 6]]]
 
 
@@ -91,7 +91,7 @@ def test_lengths_and_a_mask_mark_the_unpadded_elements() -> None:
     model = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}], "pad_batch_to": [4, 8]})
     instance = Records()
     run_batch(runner(model, instance), sent(model, row(1, 2), np.array([[3], [5]], np.float32)))
-    (inputs,) = instance.given
+    (inputs,) = instance.received
     assert (inputs["n"].tolist(), inputs["n"].dtype) == ([2, 1, 1, 0], np.int32)
     assert inputs["there"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert inputs["there"].dtype == np.float32
@@ -101,7 +101,7 @@ def test_input_that_has_its_size_is_not_copied() -> None:
     model, instance = config({"pad": [PAD], "pad_batch_to": [1, 8]}), Records()
     (ticket,) = sent(model, row(1, 2, 3, 4))
     run_batch(runner(model, instance), [ticket])
-    assert instance.given[0]["x"] is ticket.request.inputs["x"]
+    assert instance.received[0]["x"] is ticket.request.inputs["x"]
 
 
 @given(
@@ -123,8 +123,8 @@ def test_each_answer_equals_that_of_the_request_alone_and_unpadded(
         answers, _ = run_batch(runner(model, instance), batch)
         for ticket, answer in zip(batch, answers, strict=True):
             np.testing.assert_array_equal(y(answer), 2 * np.asarray(ticket.request.inputs["x"]) + 1)
-    assert {padded_inputs["x"].shape[1:] for padded_inputs in instance.given} <= {(4, 4), (4, 6), (6, 4), (6, 6)}
-    assert not fills_rows or {padded_inputs["x"].shape[0] for padded_inputs in instance.given} <= {2, 8}
+    assert {padded_inputs["x"].shape[1:] for padded_inputs in instance.received} <= {(4, 4), (4, 6), (6, 4), (6, 6)}
+    assert not fills_rows or {padded_inputs["x"].shape[0] for padded_inputs in instance.received} <= {2, 8}
 
 
 def test_an_output_that_does_not_follow_is_left_as_it_is() -> None:
@@ -150,23 +150,23 @@ def test_rows_of_strings_are_filled_with_empty_ones() -> None:
     (answer,), _ = run_batch(
         runner(model, instance), sent(model, BytesTensor.from_objects(np.array([["a", "bc"]], object)))
     )
-    assert instance.given[0]["x"].items() == [b"a", b"bc", *[b""] * 6]
+    assert instance.received[0]["x"].items() == [b"a", b"bc", *[b""] * 6]
     assert y(answer).items() == [b"a", b"bc"]
 
 
 def test_a_model_without_a_batch_axis_is_padded_too() -> None:
     model, instance = config({"pad": [PAD]}, max_batch_size=0), Records()
     (answer,), _ = run_batch(runner(model, instance), sent(model, np.array([1, 2], np.float32)))
-    assert instance.given[0]["x"].tolist() == [1, 2, -1, -1]
+    assert instance.received[0]["x"].tolist() == [1, 2, -1, -1]
     assert y(answer).tolist() == [1, 2]
 
 
 class PerRequest(RequestInstance):
     def __init__(self) -> None:
-        self.given: list[Mapping[str, Any]] = []
+        self.received: list[Mapping[str, Any]] = []
 
     def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
-        self.given += [request.inputs for request in requests]
+        self.received += [request.inputs for request in requests]
         return [InferResponse({"y": request.inputs["x"]}) for request in requests]  # type: ignore[dict-item]
 
 
@@ -180,7 +180,7 @@ class OneByOne(StreamInstance):
 
 
 class Later(DeferredInstance):
-    """Answers when it is told to."""
+    """Answers when the test calls it."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -191,18 +191,18 @@ class Later(DeferredInstance):
 
 class Heard:
     def __init__(self) -> None:
-        self.said: list[tuple[Any, bool]] = []
+        self.answers: list[tuple[Any, bool]] = []
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        self.said.append((answer, final))
+        self.answers.append((answer, final))
 
 
 def test_a_request_instance_gets_each_request_padded() -> None:
     model, instance = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}]}), PerRequest()
     answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), row(3)))
-    assert [inputs["x"].tolist() for inputs in instance.given] == [[[1, 2, -1, -1]], [[3, -1, -1, -1]]]
-    assert [inputs["n"].tolist() for inputs in instance.given] == [[2], [1]]
-    assert instance.given[1]["there"].tolist() == [[1, 0, 0, 0]]
+    assert [inputs["x"].tolist() for inputs in instance.received] == [[[1, 2, -1, -1]], [[3, -1, -1, -1]]]
+    assert [inputs["n"].tolist() for inputs in instance.received] == [[2], [1]]
+    assert instance.received[1]["there"].tolist() == [[1, 0, 0, 0]]
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]]]
 
 
@@ -212,7 +212,10 @@ def test_every_response_of_a_stream_is_cut() -> None:
     padded.connect(heard)
     (answer,), _ = padded.run(sent(model, row(1, 2)))
     assert answer is None
-    assert [(y(response).tolist(), final) for response, final in heard.said] == [([[2, 4]], False), ([[1, 2]], False)]
+    assert [(y(response).tolist(), final) for response, final in heard.answers] == [
+        ([[2, 4]], False),
+        ([[1, 2]], False),
+    ]
 
 
 def test_a_late_answer_is_cut_and_its_request_is_freed() -> None:
@@ -223,7 +226,7 @@ def test_a_late_answer_is_cut_and_its_request_is_freed() -> None:
     assert answers == [LATER]
     call = instance.calls.pop()
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
-    assert [(y(answer).tolist(), final) for answer, final in heard.said] == [([[1, 2]], True)]
+    assert [(y(answer).tolist(), final) for answer, final in heard.answers] == [([[1, 2]], True)]
     assert vars(padded)["_asked"] == {}
 
 
@@ -234,13 +237,13 @@ def test_a_batch_of_requests_is_filled_up_by_a_padding_request() -> None:
     answers, _ = run_batch(runner(model, instance), tickets)
     assert len(answers) == len(tickets)
     assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]]]
-    *_, filling = instance.given
-    assert sum(len(inputs["x"]) for inputs in instance.given) == 4
+    *_, filling = instance.received
+    assert sum(len(inputs["x"]) for inputs in instance.received) == 4
     assert filling["x"].tolist() == [[-1] * 4] * 2
     assert (filling["n"].tolist(), filling["n"].dtype) == ([0, 0], np.int32)
     assert filling["there"].tolist() == [[0] * 4] * 2
     run_batch(runner(model, instance), sent(model, row(5)))
-    assert len(instance.given) == 4  # a bucket of one row is full with one
+    assert len(instance.received) == 4  # a bucket of one row is full with one
 
 
 def test_answer_to_the_padding_request_is_dropped() -> None:
@@ -254,9 +257,9 @@ def test_answer_to_the_padding_request_is_dropped() -> None:
     for _ in range(2 * UNREAD):  # no client reads it, and the model does not wait
         filling.send(InferResponse({"y": row(0)}), final=False)
     filling.send(None)
-    assert heard.said == []
+    assert heard.answers == []
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
-    assert [(y(answer).tolist(), final) for answer, final in heard.said] == [([[1, 2]], True)]
+    assert [(y(answer).tolist(), final) for answer, final in heard.answers] == [([[1, 2]], True)]
     assert not padded.unanswered
     assert vars(padded)["_asked"] == {}
 
@@ -278,7 +281,7 @@ def test_strings_are_filled_with_the_text_and_cut_again(value: Mapping[str, str]
     pad = {"input": "x", "axis": 0, "buckets": [3], "length": LENGTH, **value}
     model, instance = config({"pad": [pad], "pad_batch_to": [4, 8]}, STRINGS), Records()
     answers, _ = run_batch(runner(model, instance), sent(model, strings(["a", "bc"]), strings(["d"], ["e"])))
-    (inputs,) = instance.given
+    (inputs,) = instance.received
     rows = [[b"a", b"bc", filling], [b"d", filling, filling], [b"e", filling, filling], [filling] * 3]
     assert inputs["x"].to_objects().tolist() == rows
     assert inputs["n"].tolist() == [2, 1, 1, 0]
@@ -289,5 +292,5 @@ def test_strings_of_a_request_instance_are_padded_too() -> None:
     pad = {"input": "x", "axis": 0, "buckets": [2], "value": "-"}
     model, instance = config({"pad": [pad], "pad_batch_to": [2, 8]}, STRINGS), PerRequest()
     (answer,), _ = run_batch(runner(model, instance), sent(model, strings(["a"])))
-    assert [inputs["x"].to_objects().tolist() for inputs in instance.given] == [[[b"a", b"-"]], [[b"-", b"-"]]]
+    assert [inputs["x"].to_objects().tolist() for inputs in instance.received] == [[[b"a", b"-"]], [[b"-", b"-"]]]
     assert y(answer).to_objects().tolist() == [[b"a"]]

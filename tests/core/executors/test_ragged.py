@@ -38,13 +38,13 @@ Y = 'output { name: "y" data_type: TYPE_FP32 dims: [%s] }'
 
 
 class Records(Instance):
-    """Keeps what it is given; ``y`` is ``x``, and ``rows`` counts."""
+    """Records its inputs. ``y`` is ``x``, and ``rows`` counts."""
 
     def __init__(self) -> None:
-        self.given: list[Mapping[str, Any]] = []
+        self.received: list[Mapping[str, Any]] = []
 
     def execute(self, inputs: Tensors) -> Tensors:
-        self.given.append(inputs)
+        self.received.append(inputs)
         if any(np.any(np.asarray(x) == 13) for x in inputs.values() if not isinstance(x, BytesTensor)):
             raise ValueError("unlucky")
         return {"y": inputs["x"], "z": inputs["w"] if "w" in inputs else inputs["x"]}
@@ -92,14 +92,14 @@ SCATTER = 'batch_output { target_name: "y" kind: BATCH_SCATTER_WITH_INPUT_SHAPE 
 def test_the_example_of_tritons_documentation(datatype: str) -> None:
     model, instance = config(X % -1 + Y % -1 + made(KINDS[1], datatype) + SCATTER), Records()
     run_batch(runner(model, instance), sent(model, *of_shapes((1, 3), (1, 4), (1, 5))))
-    (received,) = instance.given
+    (received,) = instance.received
     assert received["x"].shape == (12,)
     assert received["x"].tolist() == [*range(100, 112)]
     assert received[KINDS[1]].tolist() == [3, 7, 12]
     assert received[KINDS[1]].dtype == {"TYPE_FP32": np.float32, "TYPE_INT32": np.int32}[datatype]
 
 
-#: Of a request of two rows of [3, 1] and one of a row of [2, 2]: the example in Triton's config, and arithmetic.
+#: For a request of two rows of [3, 1] and one of a row of [2, 2]: the example in Triton's config, and arithmetic.
 EXAMPLE: dict[str, Any] = {
     "BATCH_ELEMENT_COUNT": [6, 4],
     "BATCH_ACCUMULATED_ELEMENT_COUNT": [6, 10],
@@ -114,7 +114,7 @@ def test_every_kind_of_batch_input(datatype: str) -> None:
     text = "".join(made(kind, datatype) for kind in KINDS)
     model, instance = config(X % "-1, -1" + Y % "-1, -1" + text + SCATTER), Records()
     run_batch(runner(model, instance), sent(model, *of_shapes((2, 3, 1), (1, 2, 2))))
-    (received,) = instance.given
+    (received,) = instance.received
     assert {kind: received[kind].tolist() for kind in EXAMPLE} == EXAMPLE
     assert received["BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"].shape == (6,)
     assert {received[kind].dtype for kind in KINDS} == {np.dtype(np.float32 if datatype == "TYPE_FP32" else np.int32)}
@@ -123,8 +123,8 @@ def test_every_kind_of_batch_input(datatype: str) -> None:
 def test_a_request_alone_is_a_ragged_batch_too() -> None:
     model, instance = config(X % -1 + Y % -1 + made(KINDS[2]) + SCATTER), Records()
     (answer,), _ = run_batch(runner(model, instance), sent(model, *of_shapes((2, 3))))
-    assert instance.given[0]["x"].shape == (6,)
-    assert instance.given[0][KINDS[2]].tolist() == [0, 6]
+    assert instance.received[0]["x"].shape == (6,)
+    assert instance.received[0][KINDS[2]].tolist() == [0, 6]
     assert outputs(answer)["y"].tolist() == [[100, 101, 102], [103, 104, 105]]
 
 
@@ -132,7 +132,7 @@ def test_one_batch_input_may_have_several_names() -> None:
     text = 'batch_input { target_name: ["a", "b"] data_type: TYPE_INT32 source_input: "x" }'
     model, instance = config(X % -1 + Y % -1 + text + SCATTER), Records()
     run_batch(runner(model, instance), sent(model, *of_shapes((1, 3), (1, 1))))
-    assert [instance.given[0][name].tolist() for name in "ab"] == [[3, 1], [3, 1]]
+    assert [instance.received[0][name].tolist() for name in "ab"] == [[3, 1], [3, 1]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=6))
@@ -163,7 +163,7 @@ def test_strings_may_be_ragged() -> None:
     model, instance = config(text + SCATTER), Records()
     requests = [{"x": BytesTensor.from_objects(np.array([row], object))} for row in (["a", "bc"], ["d"])]
     answers, _ = run_batch(runner(model, instance), sent(model, *requests))
-    assert instance.given[0]["x"].items() == [b"a", b"bc", b"d"]
+    assert instance.received[0]["x"].items() == [b"a", b"bc", b"d"]
     assert [outputs(answer)["y"].items() for answer in answers] == [[b"a", b"bc"], [b"d"]]
     assert outputs(answers[0])["y"].shape == (1, 2)
 
@@ -174,7 +174,7 @@ def test_the_culprit_of_a_ragged_batch_fails_alone() -> None:
     answers, _ = run_batch(runner(model, instance), sent(model, *requests))
     assert outputs(answers[0])["y"].tolist() == [[100, 101, 102]]
     assert isinstance(answers[1], BackendError)
-    assert [received[KINDS[1]].tolist() for received in instance.given] == [[3, 4], [3], [1]]
+    assert [received[KINDS[1]].tolist() for received in instance.received] == [[3, 4], [3], [1]]
 
 
 class Short(Instance):
@@ -236,9 +236,9 @@ def test_a_batch_has_a_shape_tensor_once_and_so_has_every_answer() -> None:
     w = np.array([7, 8, 9], np.int32)
     rows = [np.full((rows, 2), rows, np.float32) for rows in (1, 3, 2)]
     answers, _ = runner(model, instance).run(sent(model, *({"x": x, "w": w} for x in rows)))
-    (given_inputs,) = instance.given
-    np.testing.assert_array_equal(given_inputs["x"], np.concatenate(rows))
-    np.testing.assert_array_equal(given_inputs["w"], w)
+    (inputs,) = instance.received
+    np.testing.assert_array_equal(inputs["x"], np.concatenate(rows))
+    np.testing.assert_array_equal(inputs["w"], w)
     for x, answer in zip(rows, answers, strict=True):
         assert isinstance(answer, InferResponse)
         np.testing.assert_array_equal(answer.outputs["y"], x)

@@ -195,7 +195,7 @@ class Counts(StreamInstance):
 
 
 class Seen:
-    """An sink that keeps what it is sent."""
+    """A sink that records the answers."""
 
     def __init__(self, on_send: Callable[[Ticket], None] = lambda ticket: None) -> None:
         self.all: list[tuple[Ticket, Answer, bool]] = []

@@ -1,4 +1,5 @@
-"""Executions of an instance that takes device tensors: what stays on the device, and what is copied, how often."""
+"""Executions of an instance that takes device tensors: the tensors that stay on the device, and the number of
+copies."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ class OnDevice(Instance):
     takes_device_tensors = True
 
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.received: list[Any] = []
         self.copies: list[tuple[int, ...]] = []
 
     def execute(self, inputs: Tensors) -> Tensors:
         tensor: Any = inputs["x"]
-        self.given.append(tensor)
+        self.received.append(tensor)
         parts = tensor.parts if isinstance(tensor, StackedTensors) else [tensor]
         x = np.concatenate([part.memory if isinstance(part, PlayedDeviceTensor) else part for part in parts])
         if (x == 13).any():
@@ -63,7 +64,7 @@ def outputs(answer: object) -> Mapping[str, Any]:
 def test_a_client_gets_arrays_that_are_copied_once_per_batch() -> None:
     instance = OnDevice()
     answers, _ = run_batch(runner_for(instance, SCHEMA), [ticket(rows(1)), ticket(rows(2, 3))])
-    (stacked,) = instance.given  # core has no memory from which a device copies: the instance stacks
+    (stacked,) = instance.received  # core has no memory from which a device copies: the instance stacks
     assert [type(each) for each in stacked.parts] == [np.ndarray] * 2
     assert [type(each) for each in outputs(answers[1]).values()] == [np.ndarray] * 2
     assert outputs(answers[1])["z"].tolist() == [[6, 6], [9, 9]]
@@ -88,11 +89,11 @@ def test_results_on_host_is_false_if_a_caller_takes_results_on_the_device() -> N
 def test_output_that_stays_on_the_device_is_not_copied() -> None:
     instance, tensor = OnDevice(), PlayedDeviceTensor(rows(1))
     (answer,), _ = run_batch(runner_for(instance, SCHEMA), [ticket(tensor, {"y": False}, ("y",))])
-    assert instance.given == [tensor]
-    found = outputs(answer)["y"]
-    assert isinstance(found, PlayedDeviceTensor)
+    assert instance.received == [tensor]
+    output = outputs(answer)["y"]
+    assert isinstance(output, PlayedDeviceTensor)
     assert (instance.copies, tensor.copies) == ([], [])
-    assert found.memory.tolist() == [[2, 2]]
+    assert output.memory.tolist() == [[2, 2]]
 
 
 def test_an_output_for_both_is_copied_once_and_the_copy_waits_with_it() -> None:
@@ -100,9 +101,9 @@ def test_an_output_for_both_is_copied_once_and_the_copy_waits_with_it() -> None:
     (answer,), _ = run_batch(runner_for(instance, SCHEMA), [ticket(rows(1), {"y": True})])
     assert type(outputs(answer)["z"]) is np.ndarray
     assert len(instance.copies) == 2
-    found = outputs(answer)["y"]
-    assert isinstance(found, DeviceTensor)
-    assert found.to_host().tolist() == [[2, 2]]
+    output = outputs(answer)["y"]
+    assert isinstance(output, DeviceTensor)
+    assert output.to_host().tolist() == [[2, 2]]
     assert len(instance.copies) == 2
 
 
@@ -110,7 +111,7 @@ def test_requests_of_a_batch_get_their_rows_on_the_host_or_the_device() -> None:
     instance, tensor = OnDevice(), PlayedDeviceTensor(rows(1))
     batch = [ticket(tensor, {"y": False}, ("y",)), ticket(rows(2, 3), None, ("y",))]
     answers, _ = run_batch(runner_for(instance, SCHEMA), batch)
-    (stacked,) = instance.given
+    (stacked,) = instance.received
     assert isinstance(stacked, StackedTensors)
     assert stacked.shape == (3, 2)
     assert isinstance(outputs(answers[0])["y"], PlayedDeviceTensor)

@@ -26,7 +26,7 @@ SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("
 
 
 class Does(DeferredInstance):
-    """An instance that does with a batch what the test says."""
+    """An instance that handles a batch by a function of the test."""
 
     def __init__(self, what: Callable[[list[Call]], Any]) -> None:
         self.what = what
@@ -37,7 +37,7 @@ class Does(DeferredInstance):
 
 
 class Seen:
-    """An sink that keeps what it is sent."""
+    """A sink that records the answers."""
 
     def __init__(self) -> None:
         self.all: SimpleQueue[tuple[Ticket, Answer, bool]] = SimpleQueue()
@@ -95,7 +95,7 @@ def test_result_of_accept_is_the_last_answer_of_each_call_without_one() -> None:
     tickets = [ticket("7", ("z",)), ticket(), ticket(), ticket()]
     (first, sent, later, failed), _ = runner.run(tickets)
     assert isinstance(first, InferResponse)
-    assert (first.model_name, first.id, list(first.outputs)) == ("m", "7", ["z"])  # signed, as what is sent
+    assert (first.model_name, first.id, list(first.outputs)) == ("m", "7", ["z"])  # signed, like answers that are sent
     assert (value(sent), later, str(failed)) == (1, LATER, "no")
     assert runner.unanswered == (tickets[2],)
     for call in (accepted[0], accepted[1], accepted[3]):
@@ -122,7 +122,7 @@ def test_request_abandoned_during_its_execution_is_answered_as_cancelled() -> No
     abandoned = ticket()
 
     def accept(calls: list[Call]) -> list[Answer]:
-        abandoned.abandoned = True  # the thread that hears of it comes to `leave` a moment later
+        abandoned.abandoned = True  # the thread that handles the cancellation calls `leave` a moment later
         return [response(0), response(1)]
 
     runner, seen = runner_of(accept)
@@ -135,7 +135,7 @@ def test_request_abandoned_during_its_execution_is_answered_as_cancelled() -> No
 
 
 def test_a_response_that_is_being_sent_does_not_pass_the_last_answer_that_is_returned() -> None:
-    """One thread is in the middle of sending when ``accept`` returns: its response goes out first, or not at all."""
+    """One thread is sending when ``accept`` returns: its response is sent first, or not at all."""
     sending, go_on = threading.Event(), threading.Event()
     runner, seen = runner_of(lambda calls: begin(calls[0]))
     order: list[str] = []

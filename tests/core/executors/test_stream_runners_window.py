@@ -1,4 +1,4 @@
-"""A producer is stopped at `UNREAD` responses. It goes on when they are read, or when the caller has disconnected."""
+"""A producer is stopped at `UNREAD` responses. It resumes when they are read, or when the client disconnects."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ def tensor(text: str, path: Path, max_batch_size: int = 8) -> Any:
 
 @pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d is not dtypes.BYTES], ids=str)
 def test_random_data_is_of_the_declared_type_and_shape_and_finite(dtype: dtypes.DataType, tmp_path: Path) -> None:
-    found = tensor(f"data_type: {dtype.config_name} dims: [20, 500] random_data: true", tmp_path)
-    assert (found.dtype, found.shape) == (dtype.numpy, (1, 20, 500))
-    assert np.isfinite(found.astype(np.float64)).all()
+    sample = tensor(f"data_type: {dtype.config_name} dims: [20, 500] random_data: true", tmp_path)
+    assert (sample.dtype, sample.shape) == (dtype.numpy, (1, 20, 500))
+    assert np.isfinite(sample.astype(np.float64)).all()
 
 
 def test_a_model_without_batch_axis_gets_the_dims_as_they_are(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_model_without_batch_axis_gets_the_dims_as_they_are(tmp_path: Path) ->
 
 @pytest.mark.parametrize("source", ["zero_data", "random_data"])
 def test_generated_strings_are_empty(source: str, tmp_path: Path) -> None:
-    found = tensor(f"data_type: TYPE_STRING dims: [3] {source}: true", tmp_path)
-    assert isinstance(found, BytesTensor)
-    assert (found.shape, found.items()) == ((1, 3), [b"", b"", b""])
+    sample = tensor(f"data_type: TYPE_STRING dims: [3] {source}: true", tmp_path)
+    assert isinstance(sample, BytesTensor)
+    assert (sample.shape, sample.items()) == ((1, 3), [b"", b"", b""])
 
 
 def test_a_string_file_is_taken_in_wire_form(tmp_path: Path) -> None:

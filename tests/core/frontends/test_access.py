@@ -1,6 +1,5 @@
-"""Access rules: calls by docs/spec/behaviours.md sections 1.2 and 2.2, and docs/spec/security.md C23 and C28;
-files that come with a load by the addresses of RFC 5735 and RFC 4291, and the rest by a table.
-"""
+"""Access rules: calls by docs/spec/behaviours.md sections 1.2 and 2.2, and docs/spec/security.md C23 and C28; files of
+a load request by the addresses of RFC 5735 and RFC 4291, and the rest by a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extensions in a real server: what they add over HTTP and gRPC, on every host, and what they announce and measure."""
+"""Extensions in a real server: their additions over HTTP and gRPC, on every host, their names and their metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Query(HttpRoute):
     operation = CHAT
 
     async def answer(self, call: HttpCall) -> HttpReply:
-        self.extension.asked += 1
+        self.extension.calls += 1
         return HttpReply(200, (), (repr((call.values["room"], call.query)).encode(),))
 
 
@@ -84,14 +84,14 @@ class Chat(Extension):
     metrics = (PublishedMetric("headrace_chat_asked_total", "Questions.", "counter"),)
     made: ClassVar[list[Chat]] = []
     is_closed = False
-    asked = 0
+    calls = 0
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self.made.append(self)
 
     def measure(self) -> dict[str, float]:
-        return {"headrace_chat_asked_total": self.asked}
+        return {"headrace_chat_asked_total": self.calls}
 
     def close(self) -> None:
         self.is_closed = True

@@ -44,8 +44,8 @@ class Process:
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first line of stderr, from here on, that ``pattern`` finds."""
         while (line := self._next()) is not None:
-            if found := re.search(pattern, line):
-                return found
+            if match := re.search(pattern, line):
+                return match
         raise AssertionError(f"no line matches {pattern!r}:\n{''.join(self.seen)}")
 
     def signal(self, number: int) -> None:
@@ -59,7 +59,7 @@ class Process:
         return code, "".join(self.seen)
 
     def close(self) -> None:
-        """Leave nothing behind. Fails if stderr holds a complaint of asyncio or the interpreter."""
+        """Restore logging, and fail if stderr has a warning of asyncio or the interpreter."""
         self.popen.kill()
         self.popen.wait()
         self._reader.join()

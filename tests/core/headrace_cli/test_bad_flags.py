@@ -38,7 +38,7 @@ def test_a_bad_value_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def try_all() -> None:
         for value in VALUES:
-            # What is refused is refused in one of these ways: everything else is a traceback.
+            # Every refusal has one of these forms. Anything else is a traceback.
             with contextlib.suppress(ConfigError):
                 words = [f"--model-repository={tmp_path}", *PORTS, f"--{flag}={value}"]
                 options, _ = command_line.read_options(words, {}, groups)

@@ -1,4 +1,4 @@
-"""Commands: those of plugins run, help lists them, and what cannot be run is explained in one line."""
+"""Commands: those of plugins run, help lists them, and a broken one is explained in one line."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_command_of_a_plugin_runs_and_is_listed(headrace: Start, distribute: D
     assert ["greet", "say hello"] in [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in listed.splitlines()
     ]
-    found = json.loads(run(headrace, "plugins", "--json")[1])
-    assert {one["name"]: one["parts"] for one in found}["greet"] == ["command greet"]
+    plugins = json.loads(run(headrace, "plugins", "--json")[1])
+    assert {one["name"]: one["parts"] for one in plugins}["greet"] == ["command greet"]
 
 
 def test_its_arguments_are_checked_and_explained(headrace: Start, distribute: Distribute) -> None:
@@ -90,8 +90,8 @@ def test_a_command_with_an_invalid_name_breaks_its_plugin(
     name: str, reason: str, headrace: Start, distribute: Distribute
 ) -> None:
     distribute("greet", GREET.replace('"greet"', f'"{name}"'))
-    found = json.loads(run(headrace, "plugins", "--json")[1])
-    assert {one["name"]: one["error"] for one in found}["greet"] == f"TypeError: {reason}"
+    plugins = json.loads(run(headrace, "plugins", "--json")[1])
+    assert {one["name"]: one["error"] for one in plugins}["greet"] == f"TypeError: {reason}"
     shown = [line for line in run(headrace, "--help")[1].splitlines() if line.startswith(f"  {name} ")]
     assert [line for line in shown if "serve the models of a repository" not in line] == []
 

@@ -72,7 +72,7 @@ OURS = {
 
 
 def documented() -> dict[str, tuple[str, str]]:
-    """Flag to default and state, as docs/flags.md says."""
+    """Each flag with its default and state, as in docs/flags.md."""
     rows = re.findall(r"^\| `--([a-z0-9-]+)[^`]*` \| (.*?) \| (.*?) \|", DOCUMENT.read_text(), re.MULTILINE)
     return {name: (default, state) for name, default, state in rows}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-#: A process whose clocks, memory and timers are told to it.
+#: A process whose clocks, memory and timers are set by the test.
 STAGE = """
 import gc, weakref
 from math import inf

@@ -15,9 +15,9 @@ from headrace_cli.serve import Serve
 def test_each_line_is_a_word_and_comments_are_none(tmp_path: Path) -> None:
     path = tmp_path / "server.flags"
     path.write_text("# of this machine\n--id=a b \n\n  --http-port\n8000\n--dev\r\n")
-    found = ["-x", "--id=a b", "--http-port", "8000", "--dev", "y"]
-    assert with_files(["-x", f"@{path}", "y"]) == found
-    assert Serve().parse(["-x", f"@{path}", "y"]).words == found
+    words = ["-x", "--id=a b", "--http-port", "8000", "--dev", "y"]
+    assert with_files(["-x", f"@{path}", "y"]) == words
+    assert Serve().parse(["-x", f"@{path}", "y"]).words == words
     assert with_files(["--id=@x", "--id", "a@b"]) == ["--id=@x", "--id", "a@b"]
 
 
@@ -54,7 +54,7 @@ def test_a_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
 def test_a_command_line_is_checked_without_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the rules of a start, but without the environment of whoever checks it."""
+    """By the rules of a start, but without the environment of the user who checks it."""
     monkeypatch.setenv("AIP_MODE", "PREDICTION")
     path = tmp_path / "server.flags"
     path.write_text("--model-repository=models\n--workers=2\n")

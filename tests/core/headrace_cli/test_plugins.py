@@ -33,12 +33,12 @@ BROKEN = "import a_module_that_does_not_exist\n"
 def test_every_plugin_is_listed_with_its_parts(headrace: Start, distribute: Distribute) -> None:
     distribute("good", GOOD)
     process = headrace("plugins", "--json")
-    found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
-    assert found["good"] == {
+    plugins = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
+    assert plugins["good"] == {
         "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": ["options --good-..."],
         "error": None, "withheld": [], "unmarked": [], "hardware": [], "conflicts": [],
     }  # fmt: skip
-    assert "backend identity" in found["builtins"]["parts"]
+    assert "backend identity" in plugins["builtins"]["parts"]
     assert process.finish()[0] == 0
 
 

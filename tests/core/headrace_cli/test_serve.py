@@ -302,7 +302,7 @@ def test_a_full_disk_under_log_or_output_changes_no_exit_code(
             [sys.executable, "-m", "headrace_cli", "serve", *words],
             stdout=no_space if "stdout" in full else subprocess.DEVNULL,
             stderr=no_space if "stderr" in full else subprocess.DEVNULL,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is printed is still to be written at the end
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # printed text may still be in the buffer at the end
         ) as process,
     ):
         try:

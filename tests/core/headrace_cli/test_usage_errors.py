@@ -1,4 +1,4 @@
-"""Arguments that cannot be read: every command says so alike, with a hint, and leaves with 1 as Triton does."""
+"""Invalid arguments: every command reports them in the same form, with a hint, and exits with 1 as Triton does."""
 
 from __future__ import annotations
 

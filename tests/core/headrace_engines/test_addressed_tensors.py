@@ -40,20 +40,20 @@ def test_a_reader_finds_the_elements_of_a_part() -> None:
 
 def test_the_memory_is_kept_as_long_as_a_reader_has_it() -> None:
     memory = HostMemory(np.arange(4))
-    memory_ref, found = weakref.ref(memory), np.from_dlpack(AddressedTensor(memory, 0, (4,), np.dtype(np.int64)))
+    memory_ref, array = weakref.ref(memory), np.from_dlpack(AddressedTensor(memory, 0, (4,), np.dtype(np.int64)))
     del memory
     assert memory_ref() is not None
-    assert found.tolist() == [0, 1, 2, 3]
-    del found
+    assert array.tolist() == [0, 1, 2, 3]
+    del array
     assert memory_ref() is None
 
 
 @pytest.mark.parametrize("datatype", [each for each in dtypes.ALL if each is not dtypes.BYTES], ids=str)
 def test_a_capsule_has_the_data_type(datatype: dtypes.DataType) -> None:
     capsule = tensor_of(np.zeros(3, datatype.numpy)).__dlpack__()
-    found = dl_tensor(capsule)
-    assert (found.code, found.bits) == DLPACK_CODES[datatype]
-    assert found.bits == 8 * datatype.itemsize
+    tensor = dl_tensor(capsule)
+    assert (tensor.code, tensor.bits) == DLPACK_CODES[datatype]
+    assert tensor.bits == 8 * datatype.itemsize
 
 
 def test_rows_with_gaps_have_no_address() -> None:

@@ -50,8 +50,8 @@ def in_memory(path: Path) -> bool:
 
 def test_libraries_are_read_in_the_folders_named_and_nothing_else(package: Path) -> None:
     read_libraries("an_engine", "lib")
-    found = [in_memory(package / name) for name in ("lib/libmain.so.2", "top.so", "lib/notes.txt")]
-    assert found == [True, False, False]
+    libraries = [in_memory(package / name) for name in ("lib/libmain.so.2", "top.so", "lib/notes.txt")]
+    assert libraries == [True, False, False]
     read_libraries("an_engine", "", "no_such_folder")
     assert in_memory(package / "top.so")
 

@@ -1,4 +1,4 @@
-"""Tensors that lie elsewhere than in the message, asked for by the stock client over HTTP, gRPC, and a gRPC stream."""
+"""Tensors outside of the message, sent by the stock client over HTTP, gRPC, and a gRPC stream."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Regions(TensorLocation):
     memory_name = "shared memory"
     regions: ClassVar[dict[str, bytearray]] = {}
     specs: ClassVar[list[Spec]] = []
-    #: The sizes of what was finished, and what is raised then.
+    #: The sizes of finished outputs, and the error to raise then.
     finished: ClassVar[list[tuple[int, int]]] = []
     failure: ClassVar[Exception | None] = None
 
@@ -222,8 +222,8 @@ def test_inputs_and_outputs_may_lie_in_regions(serve: Callable[..., None], proto
             assert Regions.regions["out"] == X.tobytes()
             assert result.as_numpy("t").tolist() == [[b"a", b"bcd"]]
             output = result.get_output("y")
-            found = (output["datatype"], output["shape"]) if protocol == "http" else (output.datatype, output.shape)
-            assert (found[0], list(found[1])) == ("FP32", [1, 3])
+            actual = (output["datatype"], output["shape"]) if protocol == "http" else (output.datatype, output.shape)
+            assert (actual[0], list(actual[1])) == ("FP32", [1, 3])
         # Inputs in the message beside such in a region, in either order.
         first = ask(ports, protocol, [sent("x", X * 2), region("s", [1, 2], "BYTES", "text", len(packed), 5)], [])
         second = ask(ports, protocol, [region("x", [1, 3], "FP32", "in", 12), sent("s", text, "BYTES")], [])

@@ -1,4 +1,4 @@
-"""A backend that completes a config in the way that its option ``do`` says. Imported by tests and by their children."""
+"""A backend that completes a config as its option ``do`` selects. Imported by tests and by their children."""
 
 from __future__ import annotations
 

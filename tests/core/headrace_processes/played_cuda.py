@@ -1,6 +1,6 @@
-"""A CUDA driver that files play, for processes without a GPU: each allocation is a file in one folder, which other
+"""A CUDA driver simulated with files, for processes without a GPU. Each allocation is a file in one folder, which other
 processes open by its handle. The server and its children install it. Its one device is a GPU by its number; only this
-library can read what is there."""
+library can read its memory."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ class _Memory:
         return self._address + offset
 
     def copy(self, offset: int, size: int) -> memoryview:
-        found = np.empty(size, np.uint8)
-        self._library.read(found.ctypes.data, self._address + offset, size)
-        return found.data
+        content = np.empty(size, np.uint8)
+        self._library.read(content.ctypes.data, self._address + offset, size)
+        return content.data
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -143,8 +143,8 @@ def on_gpu(array: Any, library: CudaLibrary | None = None) -> AddressedTensor:
 def elements(tensor: Any, shape: Sequence[int], dtype: Any = np.float32) -> Any:
     """Return the elements of a tensor on the device, read by its capsule."""
     capsule = tensor.to_dlpack()
-    found = np.empty(shape, dtype)
+    array = np.empty(shape, dtype)
     address = address_of(capsule)
     assert address is not None
-    cuda_calls.cuda_library().read(found.ctypes.data, address, found.nbytes)
-    return found
+    cuda_calls.cuda_library().read(array.ctypes.data, address, array.nbytes)
+    return array

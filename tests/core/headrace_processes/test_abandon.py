@@ -34,9 +34,9 @@ def test_all_requests_of_an_abandoned_model_are_answered_and_no_other_is_execute
         model.submit(partial(note, name), do=deed)
         wait_until((model.folder / "running").exists, "the first request is executed")
     model.on_loop(served.abandon)
-    found = [answers.get(timeout=10) for _ in range(3)]
-    assert sorted(name for name, _, _ in found) == ["last", "running", "waiting"]
-    for _, answer, final in found:
+    received = [answers.get(timeout=10) for _ in range(3)]
+    assert sorted(name for name, _, _ in received) == ["last", "running", "waiting"]
+    for _, answer, final in received:
         assert isinstance(answer, Unavailable)
         assert answer.message == "[request id: <id_unknown>] Server is stopping"
         assert final
@@ -48,7 +48,9 @@ def test_all_requests_of_an_abandoned_model_are_answered_and_no_other_is_execute
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_stream_of_an_abandoned_model_ends_at_its_next_response(run_trial: Run, isolation: str) -> None:
-    model = run_trial(rung="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }")
+    model = run_trial(
+        instance_kind="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }"
+    )
     (served,) = model.server.served("m")
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
     # 64 unread responses, and then the model waits.

@@ -46,17 +46,17 @@ def test_an_answer_does_not_wait_for_the_loop(
     monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", hold_the_loop)
     write_callee("hold the loop")
     poll = {"busy_poll_microseconds": busy_poll} if isolation == "process" else {}
-    model = run_trial(rung="asker", isolation=isolation, **poll)
-    found: list[Answer] = []
-    model.submit(lambda answer, final: found.append(answer))
+    model = run_trial(instance_kind="asker", isolation=isolation, **poll)
+    answers: list[Answer] = []
+    model.submit(lambda answer, final: answers.append(answer))
     try:
         wait_until((tmp_path / "answered").exists, "the asker has its answer")
         assert is_held.is_set()
-        assert not found  # it is the loop that would say so
+        assert not answers  # it is the loop that would say so
     finally:
         may_go_on.set()
-    wait_until(lambda: bool(found), "the request is answered")
-    (answer,) = found
+    wait_until(lambda: bool(answers), "the request is answered")
+    (answer,) = answers
     assert isinstance(answer, InferResponse)
     assert np.asarray(answer.outputs["y"]).tolist() == [[2.0, 2.0]]
     assert [served.model_queue.in_flight for served in model.server.served("callee")] == [0]
@@ -68,9 +68,9 @@ def test_a_call_interrupted_by_an_alarm_does_not_take_the_answers_of_later_ones(
 ) -> None:
     monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", lambda folder, request: sleep(0.06))
     write_callee("hold the loop")
-    model = run_trial(rung="asker")
+    model = run_trial(instance_kind="asker")
     for number in range(4):
         x = np.full((1, 2), number, np.float32)
-        found = model.server.infer("m", {"x": x}, parameters={"interrupted": 2, "as_timeout": as_timeout})
-        assert np.asarray(found.outputs["y"]).tolist() == (x + 1).tolist()
+        response = model.server.infer("m", {"x": x}, parameters={"interrupted": 2, "as_timeout": as_timeout})
+        assert np.asarray(response.outputs["y"]).tolist() == (x + 1).tolist()
     assert model.executor.restarts == 0

@@ -1,4 +1,4 @@
-"""A process and its server look for the next message as long as the model says."""
+"""A process and its server poll for the next message as long as the model allows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_process_polls_as_long_as_its_model_allows(run_trial: Run, busy_poll: 
 
 
 def test_a_process_sleeps_after_a_batch_of_many(run_trial: Run, tmp_path: Path, wait_until: WaitUntil) -> None:
-    """Two requests wait while a third is executed, and come to the process together."""
+    """Two requests wait while a third is executed, and are sent to the process together."""
     config = "dynamic_batching { }"
     model = run_trial(load="count looks", config=config, busy_poll_microseconds=1_000_000)
     answers: list[InferResponse] = []
@@ -62,7 +62,7 @@ def test_wait_for_another_model_polls_as_long(
 ) -> None:
     write_callee("gate")
     settings = {"load": "count looks", "busy_poll_microseconds": busy_poll}
-    model = run_trial(rung="asker", options={"exit_timeout_secs": 5}, **settings)
+    model = run_trial(instance_kind="asker", options={"exit_timeout_secs": 5}, **settings)
     answers: list[Answer] = []
     model.submit(lambda answer, final: answers.append(answer))
     wait_until((tmp_path / "running").exists, "the other model executes")
@@ -73,10 +73,10 @@ def test_wait_for_another_model_polls_as_long(
 
 
 class SilentPeer:
-    """Neither writes nor is told."""
+    """A transport and sink that do nothing."""
 
     def write(self, message: bytes) -> None:
-        """It goes nowhere."""
+        """Discard the message."""
 
     def batch_done(self, *of: object) -> None:
         """It is not needed."""

@@ -1,4 +1,4 @@
-"""A config is completed in a process of its own, which may do what it likes."""
+"""A config is completed in a process of its own, which may crash."""
 
 from __future__ import annotations
 

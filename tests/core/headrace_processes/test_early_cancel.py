@@ -1,4 +1,4 @@
-"""A request may be cancelled before its process has it: cancellations come on a socket of their own."""
+"""A request may be cancelled before its process has it: cancellations are sent on a separate socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIALS = 100
 
 
 def test_a_request_that_is_cancelled_at_once_does_not_run_for_ever(run_trial: Run) -> None:
-    """Each execution ends only when it hears of the cancellation, and the next one waits for it."""
+    """Each execution ends only when it is cancelled, and the next one waits for it."""
     model = run_trial(isolation="process")
     answers: SimpleQueue[Answer] = SimpleQueue()
 

@@ -75,16 +75,18 @@ def test_schedulers_get_the_duration_of_an_execution(run_trial: Run, isolation: 
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-@pytest.mark.parametrize("rung", ["rows", "requests", "deferred"])
-def test_every_rung_answers_alike_in_a_process_and_in_a_thread(run_trial: Run, rung: str, isolation: str) -> None:
-    model = run_trial(rung=rung, isolation=isolation)
+@pytest.mark.parametrize("instance_kind", ["rows", "requests", "deferred"])
+def test_every_instance_kind_answers_alike_in_a_process_and_in_a_thread(
+    run_trial: Run, instance_kind: str, isolation: str
+) -> None:
+    model = run_trial(instance_kind=instance_kind, isolation=isolation)
     for rows, columns in ((1, 0), (1, 1), (8, 3), (2, 40_000)):
         x = np.random.default_rng(rows).random((rows, columns), np.float32)
-        found = model.infer(x=x)
-        assert (found.model_name, found.model_version, list(found.outputs)) == ("m", "1", ["y", "n"])
-        assert np.array_equal(y(found), x + np.float32(1))
+        response = model.infer(x=x)
+        assert (response.model_name, response.model_version, list(response.outputs)) == ("m", "1", ["y", "n"])
+        assert np.array_equal(y(response), x + np.float32(1))
     assert list(model.infer(outputs=["n"]).outputs) == ["n"]
-    if rung == "rows":
+    if instance_kind == "rows":
         with pytest.raises(HeadraceError, match=r"^a row is not a number$") as caught:
             model.infer(x=[[float("nan")]])
         assert caught.value.code is Code.INVALID_ARGUMENT
@@ -108,8 +110,8 @@ def test_an_execution_that_raises_is_worded_alike(run_trial: Run, isolation: str
 def test_a_load_that_raises_is_worded_alike(
     run_trial: Run, step: str, isolation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = run_trial(isolation=isolation, **{step: "raise"}).reason
-    assert found == "Internal: backend 'trial' failed to load 'm': ValueError: raised on purpose"
+    reason = run_trial(isolation=isolation, **{step: "raise"}).reason
+    assert reason == "Internal: backend 'trial' failed to load 'm': ValueError: raised on purpose"
     assert caplog.text.count('raise ValueError("raised on purpose")') == 1  # where it was, for the operator
 
 
@@ -140,7 +142,7 @@ def test_requests_that_wait_together_are_one_batch_in_the_child(run_trial: Run) 
 def test_a_cancelled_request_notifies_its_execution_and_keeps_the_batch_whole(
     run_trial: Run, wait_until: WaitUntil, isolation: str
 ) -> None:
-    model = run_trial(rung="deferred", isolation=isolation, config=BATCHING.replace("size: 8", "size: 2"))
+    model = run_trial(instance_kind="deferred", isolation=isolation, config=BATCHING.replace("size: 8", "size: 2"))
     answers: SimpleQueue[tuple[str, Answer]] = SimpleQueue()
     cancelled = model.submit(lambda answer, final: answers.put(("gone", answer)), do="until cancelled")
     model.submit(lambda answer, final: answers.put(("other", answer)))
@@ -159,7 +161,9 @@ def test_a_cancelled_request_notifies_its_execution_and_keeps_the_batch_whole(
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_stream_of_a_disconnected_client_is_counted_as_cancelled(run_trial: Run, isolation: str) -> None:
-    model = run_trial(rung="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }")
+    model = run_trial(
+        instance_kind="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }"
+    )
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
     stream = model.submit(lambda answer, final: answers.put((answer, final)), count=1_000_000)
     assert not answers.get(timeout=10)[1]
@@ -185,7 +189,7 @@ def test_a_cancelled_request_does_not_reach_the_child(run_trial: Run, wait_until
 
 
 def test_the_priority_and_the_settings_of_a_request_reach_the_child(run_trial: Run) -> None:
-    """The largest that a client may ask for, too: it once kept the instance from ever running again."""
+    """Also the largest wait that a client may set: it once kept the instance from ever running again."""
     model = run_trial()
     assert n(model.infer("priority", priority=7)) == 7
     assert n(model.infer("priority", priority=2**64 - 1 >> 1)) == 2**63 - 1
@@ -211,7 +215,7 @@ def test_a_warm_up_sample_that_fails_fails_the_load(run_trial: Run, deed: str) -
 
 
 class Reader:
-    """A caller that reads when it is told to."""
+    """A caller that reads when the test calls it."""
 
     def __init__(self, model: Running, **parameters: Any) -> None:
         self.answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
@@ -219,17 +223,17 @@ class Reader:
         self.request = model.submit(lambda answer, final: self.answers.put((answer, final)), **parameters)
 
     def next(self) -> tuple[Answer, bool]:
-        found = self.answers.get(timeout=10)
-        if not found[1]:
+        answer = self.answers.get(timeout=10)
+        if not answer[1]:
             self.model.on_loop(self.request.read)
-        return found
+        return answer
 
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 def test_a_stream_gives_its_responses_in_order_and_its_end(run_trial: Run) -> None:
-    reader = Reader(run_trial(rung="stream", config=DECOUPLED), count=200)
+    reader = Reader(run_trial(instance_kind="stream", config=DECOUPLED), count=200)
     for index in range(200):
         answer, final = reader.next()
         assert isinstance(answer, InferResponse)
@@ -238,7 +242,7 @@ def test_a_stream_gives_its_responses_in_order_and_its_end(run_trial: Run) -> No
 
 
 def test_a_model_whose_reader_stops_stops_too(run_trial: Run, wait_until: WaitUntil) -> None:
-    model = run_trial(rung="stream", config=DECOUPLED)
+    model = run_trial(instance_kind="stream", config=DECOUPLED)
     reader = Reader(model, count=10_000)
 
     def sent() -> int:
@@ -261,7 +265,7 @@ def test_a_model_whose_reader_stops_stops_too(run_trial: Run, wait_until: WaitUn
 
 
 def test_tensors_of_any_size_are_returned_unchanged(run_trial: Run) -> None:
-    model = run_trial(rung="rows")
+    model = run_trial(instance_kind="rows")
     for elements in (1, 8191, 8192, 8193, 1 << 20, 1 << 24):  # up to 64 MiB, each way
         x = np.arange(elements, dtype=np.float32)[None]
         assert np.array_equal(y(model.infer(x=x)), x + np.float32(1)), elements
@@ -271,7 +275,7 @@ def test_tensor_without_room_in_the_arena_is_sent_over_the_socket(
     run_trial: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "ARENA_BYTES", 1 << 20)
-    model = run_trial(instances=1, rung="deferred", config=BATCHING.replace("20000000", "1000"))
+    model = run_trial(instances=1, instance_kind="deferred", config=BATCHING.replace("20000000", "1000"))
 
     def ask(seed: int) -> None:
         x = np.random.default_rng(seed).random((1, 150_000 + seed), np.float32)

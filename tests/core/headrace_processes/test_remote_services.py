@@ -24,18 +24,18 @@ from headrace_processes.remote_services import MAX_TIMES, RemoteServices, Servic
 
 
 class Server:
-    """Answers calls at once with numbers from 1 on, and keeps all that it is told, in order."""
+    """Answers calls at once with numbers from 1 on, and records all messages in order."""
 
     def __init__(self) -> None:
-        self.told: list[Frame] = []
+        self.received: list[Frame] = []
         nothing = cast("Any", None)
         self.services = RemoteServices(nothing, nothing, nothing, self.refuse, self.receive)
 
     def receive(self, message: bytes) -> None:
         (heard,) = FrameParser().feed(message)
-        self.told.append(heard)
+        self.received.append(heard)
         if heard.kind == Kind.CALL:
-            self.services.resolved({"id": json.loads(heard.text)["id"], "value": len(self.told)})
+            self.services.resolved({"id": json.loads(heard.text)["id"], "value": len(self.received)})
 
     def refuse(self, message: bytes) -> None:
         raise AssertionError("this is heard in another order than answers are")
@@ -44,7 +44,7 @@ class Server:
         """The handle of a metric of that kind."""
         buckets = [1.0] if kind == "histogram" else None
         handle = self.services.metric(self.services.metric_family("f", "", kind), {}, buckets)
-        self.told.clear()
+        self.received.clear()
         return handle
 
 
@@ -55,8 +55,8 @@ def test_updates_wait_for_no_answer_and_precede_later_messages() -> None:
     server.services.update_metric(handle, "increment", -1)
     server.services.metric_value(handle)
     server.services.release(handle)
-    assert [message.kind for message in server.told] == [ChildKind.UPDATE, ChildKind.UPDATE, Kind.CALL, Kind.NOTE]
-    updates = [read_update(message) for message in server.told[:2]]
+    assert [message.kind for message in server.received] == [ChildKind.UPDATE, ChildKind.UPDATE, Kind.CALL, Kind.NOTE]
+    updates = [read_update(message) for message in server.received[:2]]
     assert updates == [(handle, "set", 2.5, 1), (handle, "increment", -1.0, 1)]
 
 
@@ -64,7 +64,7 @@ def test_many_equal_updates_are_few_messages() -> None:
     server = Server()
     handle = server.metric("histogram")
     server.services.update_metric(handle, "observe", 2.5, MAX_TIMES + 3)
-    updates = [read_update(message) for message in server.told]
+    updates = [read_update(message) for message in server.received]
     assert updates == [(handle, "observe", 2.5, MAX_TIMES), (handle, "observe", 2.5, 3)]
 
 
@@ -74,7 +74,7 @@ def test_invalid_value_of_a_counter_is_refused_before_it_is_sent(value: float) -
     handle = server.metric("counter")
     with pytest.raises(InvalidArgument, match="can only be incremented monotonically by non-negative values"):
         server.services.update_metric(handle, "increment", value)
-    assert server.told == []
+    assert server.received == []
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_unsupported_operation_of_a_metric_is_refused_before_it_is_sent(kind: Me
     handle = server.metric(kind)
     with pytest.raises(Unsupported, match=f"METRIC_KIND_{kind.upper()} does not support {operation.capitalize()}"):
         server.services.update_metric(handle, operation, 1)
-    assert server.told == []
+    assert server.received == []
 
 
 @pytest.mark.parametrize("operation", ["increment", "set", "observe"])
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e308, float("inf")])
 def test_an_update_of_a_metric_arrives_as_it_was(operation: MetricOperation, value: float) -> None:
-    (found,) = FrameParser().feed(update_frame(2**64 - 1, operation, value, 7))
-    assert read_update(found) == (2**64 - 1, operation, value, 7)
+    (frame,) = FrameParser().feed(update_frame(2**64 - 1, operation, value, 7))
+    assert read_update(frame) == (2**64 - 1, operation, value, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A process that dies takes nothing along: what it had is answered, and another takes its place."""
+"""If a process dies, its requests are answered, and another process is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Running]
     WaitUntil = Callable[..., None]
 
-#: What is promised is a second; the machine may be busy.
+#: The specification is a second; the machine may be busy.
 SOON_S = 5.0
 #: No client sees any of these: numbers of processes and descriptors, addresses, files of the server.
 INTERNALS = re.compile(r"\b(pid|fd|memfd|/proc|/dev/shm|site-packages)\b|0x[0-9a-f]+|headrace/executors")
@@ -89,7 +89,7 @@ def test_requests_of_a_dead_process_are_answered_and_another_one_starts(
 
 def test_a_process_that_closes_the_side_line_is_replaced(run_trial: Run, wait_until: WaitUntil) -> None:
     model = run_trial()
-    with contextlib.suppress(HeadraceError):  # it may be gone before it has answered
+    with contextlib.suppress(HeadraceError):  # it may have exited before it has answered
         model.infer("hang up aside")
     wait_until(lambda: model.executor.restarts == 1, "it has been replaced")
     wait_for_restart(model, wait_until)
@@ -146,7 +146,7 @@ def test_batch_that_a_dead_instance_was_forming_runs_on_another(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No wake-up is lost: the queue delay ends although the instance that waited for it is dead."""
-    monkeypatch.setattr(exits.RestartPolicy, "delay_s", 3600.0)  # it does not come back
+    monkeypatch.setattr(exits.RestartPolicy, "delay_s", 3600.0)  # it is not restarted
     config = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 2000000 }"
     model = run_trial(instances=2, config=config)
     forming = model.server.served("m")[0].model_queue.idle
@@ -194,8 +194,8 @@ def test_requests_wait_for_the_instance_that_is_left(run_trial: Run, wait_until:
             wait_until(lambda: first.alive, "it is back")
             os.kill(first._child._launched.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
             wait_until(lambda: not first.alive, "it is dead")
-            found = [pool.submit(model.infer) for _ in range(4)]
-            assert all(isinstance(each.result(10), InferResponse) for each in found)
+            calls = [pool.submit(model.infer) for _ in range(4)]
+            assert all(isinstance(each.result(10), InferResponse) for each in calls)
     wait_until(lambda: first.reason.startswith("died 5 times"), "one is given up")
     assert isinstance(model.infer(), InferResponse)
     assert second.alive
@@ -363,11 +363,11 @@ def test_a_process_that_holds_the_lines_from_elsewhere_delays_nothing(run_trial:
         os.kill(stray, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("rung", ["requests", "deferred"])
+@pytest.mark.parametrize("instance_kind", ["requests", "deferred"])
 def test_a_fork_that_returns_from_its_batch_ends_and_disturbs_nobody(
-    run_trial: Run, wait_until: WaitUntil, rung: str
+    run_trial: Run, wait_until: WaitUntil, instance_kind: str
 ) -> None:
-    model = run_trial(rung=rung)
+    model = run_trial(instance_kind=instance_kind)
     forked = model.number("fork back")
     assert forked
     for _ in range(20):
@@ -380,7 +380,7 @@ def test_a_fork_that_returns_from_its_batch_ends_and_disturbs_nobody(
 
 
 def test_a_load_that_never_ends_is_ended_and_says_where_it_was(run_trial: Run) -> None:
-    for seconds in (3, 9):  # on a slow machine it takes a while to come so far
+    for seconds in (3, 9):  # on a slow machine it takes a while until then
         reason = run_trial(load="sleep", load_timeout_s=seconds).reason
         assert f"model instance 'm_0_0' did not load within {seconds} s" in reason
         if "in _sleep" in reason:
@@ -418,7 +418,7 @@ def test_a_name_that_no_process_can_have_is_refused(run_trial: Run) -> None:
 
 
 def test_a_process_cannot_shrink_the_memory_it_shares(run_trial: Run) -> None:
-    model = run_trial(rung="requests")
+    model = run_trial(instance_kind="requests")
     x = np.ones((1, 1 << 20), np.float32)
     assert model.infer(x=x)
     assert 2 <= model.number("shrink") < 100  # there are two, and none of them shrunk
@@ -441,11 +441,11 @@ def test_a_process_that_scribbles_over_shared_memory_harms_only_itself(run_trial
 
 def descriptors() -> list[str]:
     """Return the number of open descriptors of this process, by kind."""
-    found = []
+    kinds = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            found.append(str(link.readlink()).partition(":[")[0])
-    return sorted(found)
+            kinds.append(str(link.readlink()).partition(":[")[0])
+    return sorted(kinds)
 
 
 def test_exits_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wait_until: WaitUntil) -> None:

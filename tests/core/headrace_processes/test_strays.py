@@ -21,18 +21,24 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-@pytest.mark.parametrize("rung", ["rows", "requests", "stream", "iterator", "accept"])
+@pytest.mark.parametrize("instance_kind", ["rows", "requests", "stream", "iterator", "accept"])
 def test_an_execution_that_raises_it_is_answered_and_the_instance_lives_on(
-    run_trial: Run, isolation: str, rung: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run_trial: Run,
+    isolation: str,
+    instance_kind: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trial = import_module("trial_backend")
     monkeypatch.setattr(trial, "_stray", iter(trial.KINDS))
-    decoupled = rung in ("stream", "iterator")
-    model = run_trial(rung=f"stray {rung}", isolation=isolation, config=DECOUPLED if decoupled else "")
+    decoupled = instance_kind in ("stream", "iterator")
+    model = run_trial(
+        instance_kind=f"stray {instance_kind}", isolation=isolation, config=DECOUPLED if decoupled else ""
+    )
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
     for kind in trial.KINDS:
         model.submit(lambda answer, final: answers.put((answer, final)))
-        received = [answers.get(timeout=10) for _ in range(2 if rung == "iterator" else 1)]
+        received = [answers.get(timeout=10) for _ in range(2 if instance_kind == "iterator" else 1)]
         last, final = received[-1]
         assert isinstance(last, HeadraceError)
         assert last.message == f"model 'm' failed to execute: {kind.__name__}: stray"

@@ -41,7 +41,7 @@ from headrace.messages.response import InferResponse
 from headrace_processes.ipc.codec import Encoder
 from headrace_processes.ipc.replies import AnswerStatus, Reply
 
-#: What may be raised and is no `Exception`.
+#: Exceptions that are no `Exception`.
 KINDS = (SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, BaseException)
 #: A process that runs this does not wait for others.
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -49,13 +49,13 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    rung: str = "requests"
+    instance_kind: str = "requests"
     share: str = ""  #: a deed to do before loading
     load: str = ""  #: a deed to do while loading
     warm_up: str = ""  #: a deed to do while warming up
-    always: str = ""  #: a deed to do for every request that asks for none
+    always: str = ""  #: the deed for requests that name none
     close: str = ""  #: a deed to do while closing
-    unshare: str = ""  #: a deed to do when what was shared is released
+    unshare: str = ""  #: a deed to do when the shared object is released
     folder: str = ""  #: where files of this model's deeds are
     load_timeout_s: float = 30.0
 
@@ -87,7 +87,7 @@ class Trial(Backend):
 
     def load(self, model: Model) -> AnyInstance:
         parameters: Parameters = model.parameters
-        rungs: dict[str, Callable[[Parameters], AnyInstance]] = {
+        instance_kinds: dict[str, Callable[[Parameters], AnyInstance]] = {
             "rows": Rows,
             "requests": Requests,
             "stream": Stream,
@@ -98,7 +98,7 @@ class Trial(Backend):
         if parameters.load:
             do(parameters.load, parameters.folder, None)
         (Path(parameters.folder) / "is_sent").write_text(str(model.is_sent))
-        return rungs[parameters.rung](parameters)
+        return instance_kinds[parameters.instance_kind](parameters)
 
 
 def _note(parameters: Parameters, what: str) -> None:
@@ -163,7 +163,7 @@ class Asker(_Living, RequestInstance):
         return answers
 
     def _interrupt(self, request: InferRequest) -> None:
-        """Ask, and leave it when an alarm comes."""
+        """Call a model, and stop waiting when an alarm is raised."""
         kind: type[Exception] = TimeoutError if request.parameters.get("as_timeout") else KeyError
 
         def ring(number: int, frame: Any) -> None:
@@ -187,7 +187,7 @@ class Deferred(_Living, DeferredInstance):
         call.send(answer(call.request, self.parameters.folder, count))
 
 
-# ---------------------------------------------------------------------- what is raised and is no Exception
+# ---------------------------------------------------------------------- exceptions that are no Exception
 
 _stray = iter(KINDS)
 
@@ -253,8 +253,8 @@ def response(request: InferRequest, value: int) -> InferResponse:
 
 def do(deed: str, folder: str, request: InferRequest | None) -> int:
     """Do ``deed``; returns its number, 0 if it has none."""
-    found = DEEDS[deed](Path(folder), request)
-    return int(found) if found is not None else 0
+    result = DEEDS[deed](Path(folder), request)
+    return int(result) if result is not None else 0
 
 
 def _raise(folder: Path, request: Any) -> None:
@@ -341,7 +341,7 @@ def _fork(folder: Path, request: Any) -> int:
 
 
 def _fork_away(folder: Path, request: Any) -> int:
-    """The same, which leaves the process group."""
+    """The same, outside of the process group."""
     pid = os.fork()
     if not pid:
         os.setsid()
@@ -425,7 +425,7 @@ _looks = 0
 
 
 def _count_looks(folder: Path, request: Any) -> None:
-    """From now on, count how often this process looks for a message before it sleeps."""
+    """From now on, count the polls of this process for a message before it sleeps."""
     give_way = os.sched_yield
 
     def counted() -> None:

@@ -1,4 +1,4 @@
-"""Loads that never end: they fail in time, what they leave is counted, and nothing else waits for them."""
+"""Loads that never end: they fail in time, their threads are counted, and nothing else waits for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stuck(Backend):
 
     name: ClassVar[str] = "stuck"
     let_go: ClassVar[threading.Event]
-    #: How many instances have been closed.
+    #: The number of closed instances.
     closed: ClassVar[list[str]]
 
     def load(self, model: Model) -> Instance:
@@ -94,7 +94,7 @@ def test_a_load_that_never_ends_fails_in_time_and_after_three_the_model_is_refus
             assert index["stuck"].state == "UNAVAILABLE"
             await server.load("quick", {})  # the slot is free again
             stuck.let_go.set()
-            while len(stuck.closed) < abandoned_loads.MOST:  # what came late is closed
+            while len(stuck.closed) < abandoned_loads.MOST:  # the late instance is closed
                 await asyncio.sleep(0.01)
             await server.load("stuck", {})
             assert await server.is_model_ready("stuck")

@@ -77,7 +77,7 @@ class Door(Interceptor):
 
 
 class Listener(Interceptor):
-    """Takes no operation, and hears of those that are refused."""
+    """Takes no operation, and is notified of refused ones."""
 
     name = "listener"
     refusals: ClassVar[list[tuple[str, HeadraceError]]] = []
@@ -465,14 +465,14 @@ class Publishes(Seen):
 def test_an_interceptor_may_have_metrics(serve: Serve) -> None:
     def scenario(ports: Ports) -> None:
         ports.server.infer("m", {"x": np.zeros((1, 2), np.float32)})
-        [found] = [each for each in ports.server.engine.collect() if each.name == "headrace_publishes_asked"]
-        assert [(each.labels, each.value) for each in found.samples] == [({"of": "seen", "kind": "all"}, 1)]
+        [metric] = [each for each in ports.server.engine.collect() if each.name == "headrace_publishes_asked"]
+        assert [(each.labels, each.value) for each in metric.samples] == [({"of": "seen", "kind": "all"}, 1)]
 
     serve(scenario, Publishes)
 
 
 class Order(Interceptor):
-    """Notes when it is asked and when it sees an answer and the end, and refuses a caller that names it."""
+    """Records its calls and each answer and end that it sees, and refuses a caller that names it."""
 
     name: ClassVar[str] = "order"
     events: ClassVar[list[str]] = []
@@ -554,7 +554,7 @@ def test_interceptors_are_asked_in_order_and_see_answers_the_other_way_round(
 def test_plugins_are_asked_in_the_order_in_which_they_are_found(
     write_model: Any, make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entry points are sorted by name: core's own come first, then ``a`` and ``b``, whatever was installed first."""
+    """Entry points are sorted by name: core's own are first, then ``a`` and ``b``, in any order of installation."""
     from headrace import plugins as module
 
     class Point:
@@ -566,8 +566,8 @@ def test_plugins_are_asked_in_the_order_in_which_they_are_found(
             plugin.register_interceptors = hookimpl(lambda: [self._kind])  # type: ignore[attr-defined]
             return plugin
 
-    found = [Point("b", First), Point("a", Second)]
-    monkeypatch.setattr(module, "_installed", lambda: [(PluginInfo(each.name, "tests", "0"), each) for each in found])
+    points = [Point("b", First), Point("a", Second)]
+    monkeypatch.setattr(module, "_installed", lambda: [(PluginInfo(each.name, "tests", "0"), each) for each in points])
     assert [kind.name for kind in Plugins.discover().interceptors][-2:] == ["second", "first"]
 
 
@@ -625,7 +625,7 @@ def test_an_interceptor_may_wait_and_then_let_pass_or_refuse(serve: Serve, held:
 
 
 def streamed(client: Any, *models: str, **headers: str) -> list[str]:
-    """Ask ``models`` on one stream; returns the names of those that answered, and the texts of errors."""
+    """Infer ``models`` on one stream; return the names of those that answered, and the texts of errors."""
     outcomes: list[str] = []
     done = threading.Event()
 
@@ -660,7 +660,7 @@ def test_a_request_cancelled_while_an_interceptor_waits_is_not_answered(serve: S
 
 
 def test_a_request_cancelled_before_its_task_has_started_ends(serve: Serve, held: threading.Event) -> None:
-    """In the turn of the event loop in which it came."""
+    """In the turn of the event loop in which it arrived."""
     answers: list[Any] = []
 
     def scenario(ports: Ports) -> None:
@@ -735,7 +735,7 @@ def test_a_request_that_its_frontend_has_not_admitted_is_refused(
 
 
 class Tenant(Interceptor):
-    """Halves what it is asked for by a caller that says so, and passes on who it is."""
+    """Halves the input if the caller's header requests it, and passes on the caller."""
 
     name = "tenant"
     senders: ClassVar[list[Caller | None]] = []
@@ -809,15 +809,15 @@ class Sampling(Interceptor):
 
     name = "sampling"
     follows_trace_context = True
-    asked: ClassVar[list[str]] = []
+    traceparents: ClassVar[list[str]] = []
     taken: ClassVar[list[str]] = []
     sent: ClassVar[list[str]] = []
 
     def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
         if operation is not Operation.INFER:
             return False
-        self.asked.append(model())
-        return len(self.asked) % 2 == 0 or bool(traceparent)
+        self.traceparents.append(model())
+        return len(self.traceparents) % 2 == 0 or bool(traceparent)
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch:
         self.taken.append(f"{caller.transport} {operation} {model}")
@@ -828,7 +828,7 @@ class Sampling(Interceptor):
 @pytest.fixture
 def no_samples() -> Iterator[None]:
     yield
-    for noted in (Sampling.asked, Sampling.taken, Sampling.sent):
+    for noted in (Sampling.traceparents, Sampling.taken, Sampling.sent):
         noted.clear()
 
 
@@ -855,7 +855,7 @@ def test_each_inference_is_sampled_once_whatever_its_way(serve: Serve, others: l
         assert httpx.get(f"http://127.0.0.1:{ports.http}/v2/own/m").status_code == 200
 
     serve(scenario, Sampling, *others)
-    assert Sampling.asked == ["m"] * 16
+    assert Sampling.traceparents == ["m"] * 16
     taken = ["http infer m", "grpc infer m", "grpc infer m"] * 2 + ["program infer m", "grpc infer m"]
     assert Sampling.taken == taken
     assert Sampling.sent == ["http", "grpc", "grpc"] * 2
@@ -895,10 +895,10 @@ def test_an_interceptor_may_take_each_request_with_a_trace_context(serve: Serve)
 
 
 class Sparing(Sampling):
-    """Spares the next three inferences whenever it is asked."""
+    """Permits the next three inferences in each call."""
 
     def samples(self, operation: AnyOperation, model: Callable[[], str], traceparent: str) -> bool:
-        self.asked.append(traceparent)
+        self.traceparents.append(traceparent)
         self.spared = self.spared or 3
         return True
 
@@ -913,7 +913,7 @@ def test_inferences_that_are_spared_are_left_out_without_a_question(serve: Serve
         post(ports.http, traceparent="00-1")
 
     serve(scenario, Sparing)
-    assert Sampling.asked == ["", "", "", "00-1"]
+    assert Sampling.traceparents == ["", "", "", "00-1"]
     assert Sampling.taken == ["http infer m", "grpc infer m", "http infer m", "http infer m"]
 
 
@@ -956,10 +956,10 @@ def call_with(ports: Ports, *words: str, size: int = 2) -> str:
     named = [word.partition("=") if "=" in word else ("authorization", "=", word) for word in words]
     metadata = tuple((name, value) for name, _, value in named)
     with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
-        found: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+        call: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
             request, metadata=metadata, timeout=30
         )
-        return str(found.code().name)
+        return str(call.code().name)
 
 
 @pytest.mark.usefixtures("no_permits")
@@ -1003,8 +1003,8 @@ def test_inference_without_a_permit_is_admitted(serve: Serve) -> None:
         ):
             sent = {"authorization": "please", **sent}
             where = f"http://127.0.0.1:{ports.http}/v2/models/{path}/infer"
-            found = httpx.post(where, json={"inputs": [tensor]}, headers=sent)
-            assert found.status_code == status, found.text
+            response = httpx.post(where, json={"inputs": [tensor]}, headers=sent)
+            assert response.status_code == status, response.text
         assert len(Permitting.admitted) >= 6
 
     serve(scenario, Permitting)
@@ -1017,9 +1017,9 @@ def test_a_permitted_request_has_its_sender(serve: Serve, monkeypatch: pytest.Mo
     def note(view: ModelView, ticket: Ticket, call: Any = None) -> None:
         senders.append(ticket.request.sender)
         if senders[-1] is not None:
-            found = senders[-1]
-            senders[-1] = (found.transport, found.peer, found.principal, str(found.operation), found.model)
-            senders[-1] += (found.header("x-user"), dict(found.trace_context), found.deadline_ns > 0, found.parent)
+            sender = senders[-1]
+            senders[-1] = (sender.transport, sender.peer, sender.principal, str(sender.operation), sender.model)
+            senders[-1] += (sender.header("x-user"), dict(sender.trace_context), sender.deadline_ns > 0, sender.parent)
         check_and_enqueue(view, ticket, call)
 
     def scenario(ports: Ports) -> None:
@@ -1043,8 +1043,8 @@ def test_an_invalid_permitted_request_is_refused(serve: Serve) -> None:
         for document in ("{", '{"inputs": []}', json.dumps({"inputs": [tensor]})):
             responses = []
             for _ in range(2):  # permitted, then admitted
-                found = httpx.post(url, content=document, headers={"authorization": "please"})
-                responses.append((found.status_code, found.text))
+                response = httpx.post(url, content=document, headers={"authorization": "please"})
+                responses.append((response.status_code, response.text))
                 Permitting.made.clear()
             assert responses[0] == responses[1]
             assert responses[0][0] >= 400
@@ -1112,7 +1112,7 @@ class Metered(Interceptor, Meter):
     """Counts inferences of a principal and of an address by itself, unless it is full."""
 
     name = "metered"
-    told: ClassVar[list[str]] = []
+    calls: ClassVar[list[str]] = []
     open: ClassVar[list[str]] = []
 
     def __init__(self, options: Any) -> None:
@@ -1120,10 +1120,10 @@ class Metered(Interceptor, Meter):
         self.meters = {("alice", "m"): self, (("127.0.0.1",), "m"): self}
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
-        self.told.append(f"admit {caller.principal} {model}")
+        self.calls.append(f"admit {caller.principal} {model}")
 
     def begin(self, model: ModelView, size_bytes: int) -> bool:
-        self.told.append(f"begin {model.name} {size_bytes > 0}")
+        self.calls.append(f"begin {model.name} {size_bytes > 0}")
         if "full" in self.open:
             self.open.clear()
             return False
@@ -1131,25 +1131,25 @@ class Metered(Interceptor, Meter):
         return True
 
     def end(self) -> None:
-        self.told.append("end")
+        self.calls.append("end")
         self.open.pop()
 
     def take_back(self, size_bytes: int) -> None:
-        self.told.append("take back")
+        self.calls.append("take back")
         self.open.pop()
 
 
 @pytest.fixture
 def no_meters() -> Iterator[None]:
     yield
-    Metered.told.clear()
+    Metered.calls.clear()
     Metered.open.clear()
 
 
 def told() -> list[str]:
-    found = Metered.told[:]
-    Metered.told.clear()
-    return found
+    calls = Metered.calls[:]
+    Metered.calls.clear()
+    return calls
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
@@ -1165,7 +1165,7 @@ def test_a_permitted_inference_is_metered_in_place_of_admission(serve: Serve, is
         assert told() == ["begin m True", "end"] * 2
         assert Permitting.admitted == Records.admitted == []
         assert len(Records.made) == 2 * is_recorded
-        # One that does not fit is told so; one that can not be read is admitted, and counted there only.
+        # An invalid one is refused; an unreadable one is admitted, and counted only there.
         url, sent = f"http://127.0.0.1:{ports.http}/v2/models/m/infer", {"authorization": "please"}
         tensor = {"name": "z", "datatype": "FP32", "shape": [1, 1], "data": [1]}
         assert httpx.post(url, json={"inputs": [tensor]}, headers=sent).status_code == 400
@@ -1309,7 +1309,7 @@ def test_inference_sampled_by_another_interceptor_has_a_caller_for_both(serve: S
             call(ports.grpc, "")
 
     serve(scenario, Records, Sampling)
-    assert Sampling.asked == ["m"] * 4
+    assert Sampling.traceparents == ["m"] * 4
     assert Sampling.taken == ["grpc infer m"] * 2
     assert [FinishedInference._make(each).transport for each in Records.made] == ["http"] * 2
     assert Records.admitted == ["grpc infer m", ""] * 2

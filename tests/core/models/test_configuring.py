@@ -113,11 +113,11 @@ def test_a_mistake_in_a_config_is_reported_before_missing_parts(
         (tmp_path / "m" / str(version)).mkdir(parents=True)
     (tmp_path / "m").mkdir(exist_ok=True)
     (tmp_path / "m" / "config.pbtxt").write_text(text)
-    found = reasons(tmp_path, caplog)
-    assert message in found
-    assert "at least one version" not in found
-    assert "which this version does not have" not in found
-    assert "pip install" not in found
+    actual = reasons(tmp_path, caplog)
+    assert message in actual
+    assert "at least one version" not in actual
+    assert "which this version does not have" not in actual
+    assert "pip install" not in actual
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_without_explicit_mode_nothing_is_controlled(write_model: Any, make_serv
 def test_a_load_from_another_worker_does_not_reload_a_healthy_model(
     write_model: Any, make_server: MakeServer, mode: str
 ) -> None:
-    """One server of several has a model whose instance has died, and all are asked to load it."""
+    """In one of several servers the instance of a model has died, and all servers load it."""
     write_model("m")
 
     async def scenario() -> None:
@@ -306,7 +306,7 @@ def test_blanks_around_a_name_are_no_part_of_it_when_it_is_loaded_and_are_when_i
 # ---------------------------------------------------------------------- versions that did not change
 
 ALL = GATED + "version_policy { all { } }"
-#: What is changed, and which versions are loaded again for it.
+#: The change, and the versions that are loaded again for it.
 CHANGES: dict[str, tuple[Callable[[Path], object], set[int]]] = {
     "the config is saved again": (lambda model: touch(model / "config.pbtxt"), set()),
     "another config of that name": (lambda model: (model / "configs").mkdir(), set()),

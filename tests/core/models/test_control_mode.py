@@ -1,4 +1,4 @@
-"""A control mode of a plugin in a real server: what waits for its loads, and what clients are told."""
+"""A control mode of a plugin in a real server: requests that wait for its loads, and the responses of clients."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ WRONG = CONFIG.replace("identity", "no_such")
 
 
 class Lazy(ControlMode):
-    """Loads what is asked for, and keeps it."""
+    """Loads each model on its first request, and keeps it."""
 
     name = "lazy"
-    held = 0
+    loaded = 0
     changes = 0
     models: LoadControl
 
@@ -60,11 +60,11 @@ class Lazy(ControlMode):
 
     async def hold(self, name: str) -> Callable[[], None]:
         await self._load(name)
-        self.held += 1
+        self.loaded += 1
         return self._release
 
     def _release(self) -> None:
-        self.held -= 1
+        self.loaded -= 1
 
     def is_ready(self, name: str) -> bool:
         return name == "m"
@@ -112,7 +112,7 @@ def test_a_program_waits_for_the_load_and_holds_the_model_until_it_is_admitted(l
         answer = await server.infer_async("m", {"x": np.array([3], np.float32)})
         assert np.array_equal(answer.outputs["y"], [3])
         assert mode.models.all_served() == ["m"]
-        assert (mode.held, mode.changes) == (0, 1)
+        assert (mode.loaded, mode.changes) == (0, 1)
         await mode.models.unload("m")
         assert mode.changes == 2
         request = InferRequest("m", as_tensors({"x": np.array([4], np.float32)}))
@@ -139,14 +139,14 @@ def test_a_model_is_found_with_its_config_and_the_size_of_its_files(lazy: Callab
     (version.parent / "not_of_a_version").write_bytes(b"x" * 1000)
 
     async def scenario(engine: Engine, mode: Lazy) -> None:
-        found = await mode.models.find("m")
-        assert found is not None
-        assert (found.file_bytes, found.config.backend, sorted(found.needed)) == (1000, "identity", [])
-        assert await mode.models.find("m") is found  # nothing has changed
+        model = await mode.models.find("m")
+        assert model is not None
+        assert (model.file_bytes, model.config.backend, sorted(model.needed)) == (1000, "identity", [])
+        assert await mode.models.find("m") is model  # nothing has changed
         (version / "weights").write_bytes(b"x" * 2000)
-        found = await mode.models.find("m")
-        assert found is not None
-        assert found.file_bytes == 2000
+        model = await mode.models.find("m")
+        assert model is not None
+        assert model.file_bytes == 2000
         assert await mode.models.find("nope") is None
         with pytest.raises(LoadError):
             await mode.models.load("nope")

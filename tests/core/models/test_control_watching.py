@@ -180,7 +180,7 @@ def test_mode_poll_logs_the_reason_of_a_repeated_failure_once(
 
     async def scenario() -> None:
         async with watched(dev=False) as server:
-            for attempt, version in enumerate((2, 3), 1):  # what has changed meanwhile is told anew
+            for attempt, version in enumerate((2, 3), 1):  # a change since then is logged again
                 gated.failing.add(version)
                 write_model("m", GATED, (version,))
                 await until(lambda version=version: gated.refused.count(version) > 4)  # type: ignore[misc]

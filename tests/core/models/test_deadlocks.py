@@ -16,7 +16,7 @@ from tests.core.conftest import make_ticket
 
 
 class Clock:
-    """As much of an event loop as is needed: what is due happens when the test says."""
+    """The part of an event loop that is needed: due calls run when the test advances it."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
@@ -48,7 +48,7 @@ class Model:
 
 
 class Scene:
-    """Models with their executors; requests are executed and sent as the test says."""
+    """Models with their executors. The test executes and sends the requests."""
 
     def __init__(self, *names: str) -> None:
         self.clock = Clock()
@@ -117,7 +117,7 @@ def test_call_that_is_free_in_the_last_check_is_not_refused() -> None:
     for call in tuple(scene.sent):
         scene.answer(call)
     scene.look()
-    assert scene.clock.due == []  # and nothing is looked at any more
+    assert scene.clock.due == []  # and there are no more checks
 
 
 def test_a_long_queue_before_a_busy_model_is_no_deadlock() -> None:
@@ -138,7 +138,7 @@ def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
 
 
 def test_a_deadlock_that_closes_when_a_free_instance_is_removed_is_found() -> None:
-    """No call and no answer comes with it: an execution returns, or somebody else gets what it gave back."""
+    """It has no call and no answer: an execution returns, or another one gets the released resources."""
     scene = Scene("a", "b")
     scene.models["b"].executors.append(Executor())
     scene.call(scene.begin("a"), "b")
@@ -197,11 +197,11 @@ def test_a_deadlock_that_only_the_end_of_another_call_closes_is_found() -> None:
 
 
 def test_a_deadlock_that_only_the_answer_of_one_step_closes_is_found() -> None:
-    """``able`` is slow, on a machine that is busy, and is what is left of the way out when the first look is over."""
+    """``able`` is slow, as on a busy machine, and is the remaining way out when the first check is over."""
     scene = Scene("one", "two", "m")
     scene.models["m"].executors.clear()
     step = scene.call(scene.begin("two"), "m")
-    scene.models["m"].waiting.clear()  # its scheduler has it, which asks two others
+    scene.models["m"].waiting.clear()  # its scheduler has it, which calls two others
     able, stuck = scene.ask(step, "one"), scene.ask(step, "two")
     assert scene.look(LOOKS + 3) == []
     scene.answer(able)
@@ -215,7 +215,7 @@ def test_a_deadlock_that_is_closed_when_one_call_of_a_returned_execution_ends_is
     scene.models["later"].waiting.clear()
     scene.models["later"].executors[0].executing = [call]
     able, stuck = scene.call(call, "b"), scene.call(call, "a")
-    scene.models["later"].executors[0].executing = ()  # its answer is given when those of its calls are there
+    scene.models["later"].executors[0].executing = ()  # it is answered when its calls are answered
     assert scene.look(LOOKS + 3) == []
     scene.answer(able)
     assert scene.look(LOOKS) == ["a later a"]

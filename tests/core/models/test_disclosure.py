@@ -1,4 +1,4 @@
-"""A config that comes with a load makes the server read no file outside the model."""
+"""A config of a load request makes the server read no file outside the model."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ FIELDS = [name for name, _ in string_fields(ModelConfig())]
 
 
 def config_with(field: str, value: str) -> ModelConfig:
-    """The model above, with ``field`` set to ``value`` and what was made to find the field removed."""
-    found = Parse(CONFIG, ModelConfig())
-    dict(string_fields(found))[field](value)
+    """The model above, with ``field`` set to ``value`` and without the file that was made to find the field."""
+    config = Parse(CONFIG, ModelConfig())
+    dict(string_fields(config))[field](value)
     changed = Parse(CONFIG, ModelConfig())
     top = field.partition(".")[0]
     changed.ClearField(top)  # type: ignore[arg-type]
-    changed.MergeFrom(ModelConfig(**{top: getattr(found, top)}))
+    changed.MergeFrom(ModelConfig(**{top: getattr(config, top)}))
     return changed
 
 

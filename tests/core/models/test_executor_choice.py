@@ -60,9 +60,9 @@ def test_any_other_isolation_is_refused(value: str) -> None:
 
 
 def test_a_limit_of_memory_is_added_to_what_the_backend_chooses() -> None:
-    found = chosen(Apart, memory_limit_bytes=1 << 30)
-    assert found is not None
-    assert (found.memory_bytes, found.python, found.environ) == (1 << 30, OWN.python, OWN.environ)
+    isolation = chosen(Apart, memory_limit_bytes=1 << 30)
+    assert isolation is not None
+    assert (isolation.memory_bytes, isolation.python, isolation.environ) == (1 << 30, OWN.python, OWN.environ)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "1e9", "1 GiB", "٣", "9" * 19, "9" * 10_000, "0" * 10_000])
@@ -92,8 +92,8 @@ def test_how_long_a_process_stays_awake_does_not_matter_where_there_is_none() ->
 
 @pytest.mark.parametrize("value", [0, 1, 1_000_000])
 def test_how_long_to_stay_awake_is_the_backends_unless_the_model_says(value: int) -> None:
-    found = [chosen(Apart), chosen(Apart, busy_poll_microseconds=value)]
-    assert [isolation and isolation.busy_poll_us for isolation in found] == [OWN.busy_poll_us, value]
+    isolations = [chosen(Apart), chosen(Apart, busy_poll_microseconds=value)]
+    assert [isolation and isolation.busy_poll_us for isolation in isolations] == [OWN.busy_poll_us, value]
     paused = [chosen(Apart), chosen(Apart, restart_pause_seconds=60)]
     assert [isolation and isolation.restart_pause_s for isolation in paused] == [15, 60]
 
@@ -132,5 +132,5 @@ def test_all_mistakes_are_found_at_once() -> None:
     keys = ("isolation", "memory_limit_bytes", "busy_poll_microseconds", "event_loop")
     for key in keys:
         config.parameters[key].string_value = "much"
-    found = [*check_executor(config, EXECUTORS), *parameters.check(Threaded.Parameters, config.parameters)]
-    assert [problem.field for problem in found] == [f"parameters['{key}']" for key in keys]
+    problems = [*check_executor(config, EXECUTORS), *parameters.check(Threaded.Parameters, config.parameters)]
+    assert [problem.field for problem in problems] == [f"parameters['{key}']" for key in keys]

@@ -96,7 +96,7 @@ def test_a_backend_with_processes_is_refused_without_the_plugin(
 
 
 def test_an_unknown_kind_completes_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the process would open the file with the engine that the model's author wants to have elsewhere."""
+    """Otherwise the process would open the file with the engine that the author isolates."""
     completed: list[str] = []
     monkeypatch.setattr(Identity, "complete_config", lambda self, model: completed.append(model.name))
     config, executors = ModelConfig(name="m", backend="identity"), Plugins.discover(()).executors

@@ -58,7 +58,8 @@ class Scene:
         assert np.array_equal(np.asarray(answer.outputs["y"]), ONE["x"])
 
     def begin(self, concurrency: int = 4) -> Callable[[], Awaitable[int]]:
-        """Ask all the time; the function returned ends it, and says how often. Raises what any request was told."""
+        """Send requests all the time. The returned function ends it and returns their number. Raises the error of any
+        request."""
         done = asyncio.Event()
 
         async def work() -> int:
@@ -102,7 +103,7 @@ def play(write_model: Any, make_server: MakeServer, gated: Any) -> Callable[...,
 
 
 # ---------------------------------------------------------------------------
-# Who comes and who goes
+# Added and removed instances
 # ---------------------------------------------------------------------------
 
 
@@ -271,13 +272,13 @@ def test_statistics_go_on(play: Any) -> None:
             await scene.count(number)
         await scene.ask()
         assert served.snapshot().executions.inference_count == 6
-        assert len(served.statistics.instances) <= 2 * 4 + 2  # those of instances that have left are one
+        assert len(served.statistics.instances) <= 2 * 4 + 2  # the counts of removed instances are one
 
     play(scenario, group(2))
 
 
 # ---------------------------------------------------------------------------
-# How one leaves
+# Ways to remove an instance
 # ---------------------------------------------------------------------------
 
 
@@ -340,7 +341,7 @@ def test_a_batch_that_a_removed_idle_instance_did_not_take_runs_on_another(play:
 
 
 class Later(DeferredInstance):
-    """Answers when it is told to, and ends what it has when it is closed."""
+    """Answers when the test calls it, and ends its calls when it is closed."""
 
     calls: ClassVar[list[tuple[Later, Call]]]
     closed: ClassVar[list[Later]]
@@ -408,7 +409,7 @@ class Bound(DynamicScheduler):
 
 
 class Fixed(Scheduler):
-    """Knows its instances from the start, and never hears of others."""
+    """Gets its instances at the start, and is never notified of others."""
 
     name = "fixed"
 

@@ -21,8 +21,8 @@ def config(*files: str) -> ModelConfig:
 def test_lines_are_kept_blank_ones_too(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes("cat\n\nhörnchen\r\nlast".encode())
     (tmp_path / "ended.txt").write_text("a\nb\n")
-    found = read_labels(config("labels.txt", "", "ended.txt"), tmp_path)
-    assert found == {"y0": ["cat", "", "hörnchen\r", "last"], "y2": ["a", "b"]}
+    labels = read_labels(config("labels.txt", "", "ended.txt"), tmp_path)
+    assert labels == {"y0": ["cat", "", "hörnchen\r", "last"], "y2": ["a", "b"]}
 
 
 @pytest.mark.parametrize("file", ["../labels.txt", "/etc/passwd", "a/../../labels.txt", "a\\b"])

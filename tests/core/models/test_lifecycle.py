@@ -380,7 +380,7 @@ BROKEN_CONFIGS = {
 def test_strict_readiness_does_not_count_a_model_whose_config_could_not_be_read(
     write_model: Any, make_server: MakeServer, why: str
 ) -> None:
-    """As Triton's, asked the same."""
+    """As Triton does for the same request."""
     config, is_ready = BROKEN_CONFIGS[why]
     write_model("good", GATED)
     write_model("bad", config)

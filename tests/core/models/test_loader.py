@@ -1,4 +1,4 @@
-"""From a directory to a model that serves, by the loader alone: what is planned, loaded, shared and given back."""
+"""From a directory to a model that serves, by the loader alone: plans, loads, shared objects and releases."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Remembers(FullScheduler):
 
 
 class Loading:
-    """A loader with a backend and a scheduler of the tests, and the directories that are not given back."""
+    """A loader with a backend and a scheduler of the tests, and the directories that are not released."""
 
     def __init__(self, root: Path, **options: Any) -> None:
         self.loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ instance_group { kind: KIND_CPU count: 2 }
 
 
 class Served(Instance):
-    """Does with its services what the test says, when it is loaded and when it executes."""
+    """Calls its services as the test sets it up, when it is loaded and when it executes."""
 
     def __init__(self, model: Model) -> None:
         assert model.services is not None
@@ -106,14 +106,14 @@ def test_the_metrics_of_a_version_are_there_from_its_load_to_the_close_of_its_la
 
 def test_the_instances_of_a_version_load_side_by_side(run: Callable[..., None]) -> None:
     """Each on the thread that will run it, even if versions take turns."""
-    both, found = threading.Barrier(2), []
+    both, results = threading.Barrier(2), []
 
     def meet(services: Services, model: Model) -> None:
         both.wait(20)
-        found.append((threading.current_thread().name, model.instance_name))
+        results.append((threading.current_thread().name, model.instance_name))
 
     async def scenario(server: Server) -> None:
-        assert sorted(found) == [("headrace-m_0_0", "m_0_0"), ("headrace-m_0_1", "m_0_1")]
+        assert sorted(results) == [("headrace-m_0_0", "m_0_0"), ("headrace-m_0_1", "m_0_1")]
 
     run(scenario, meet, model_load_thread_count=1)
 
@@ -142,23 +142,23 @@ def test_the_metrics_of_an_instance_that_fails_to_load_are_removed(run: Callable
 
 
 def test_a_model_loads_unloads_and_checks_others(run: Callable[..., None]) -> None:
-    found: list[object] = []
+    results: list[object] = []
 
     def work(services: Services) -> None:
-        found.extend(services.is_model_ready("other", version) for version in ("", "1", "2"))
+        results.extend(services.is_model_ready("other", version) for version in ("", "1", "2"))
         services.unload_model("other", False)
-        found.append(services.is_model_ready("other", ""))
+        results.append(services.is_model_ready("other", ""))
         services.load_model("other", '{"name": "other", "backend": "identity", "max_batch_size": 3}', {})
-        found.append(services.is_model_ready("other", ""))
+        results.append(services.is_model_ready("other", ""))
         for call in (lambda: services.load_model("nobody", "", {}), lambda: services.is_model_ready("other", "x")):
             with pytest.raises(HeadraceError) as caught:
                 call()
-            found.append(caught.value.message.partition(",")[0])
+            results.append(caught.value.message.partition(",")[0])
 
     async def scenario(server: Server) -> None:
         await execute(server)
         version = "failed to get model version from specified version string 'x' (details: not an integer)"
-        assert found == [True, True, False, False, True, "failed to load 'nobody'", version]
+        assert results == [True, True, False, False, True, "failed to load 'nobody'", version]
         assert server.resolve("other").max_batch_size == 3
 
     run(scenario, on_execute=work, **EXPLICIT)

@@ -124,7 +124,7 @@ class LaterBackend(AskingBackend):
 
 
 class Serve:
-    """Serves models that are given as ``name=(config, code)``, and asks them."""
+    """Serves models, each as ``name=(config, code)``, and sends requests to them."""
 
     def __init__(self, write_model: Any, make_server: Callable[..., Server]) -> None:
         self._write, self._make = write_model, make_server
@@ -292,7 +292,7 @@ def test_a_call_of_a_model_that_waits_for_somebody_elses_resources_is_answered(s
 
 
 def test_a_deadlock_that_closes_when_a_third_model_releases_its_resources_is_refused(serve: Serve) -> None:
-    """``a`` holds 2 of 4 and asks ``b``, which needs 3; meanwhile ``c`` holds 2 for a while. Nothing else happens."""
+    """``a`` holds 2 of 4 and calls ``b``, which needs 3; meanwhile ``c`` holds 2 for a while. Nothing else happens."""
     begun, gate = threading.Event(), threading.Event()
 
     def holds(asking: Asking) -> Given:
@@ -683,7 +683,7 @@ def pair(**first: Any) -> tuple[InferRequest, InferRequest]:
 
 
 def asks_for_all(target: str, rows: bool = False) -> Code_:
-    """Asks in the name of the first request of its batch, as `InferenceRequest.exec` does."""
+    """Sends calls for the first request of its batch, as `InferenceRequest.exec` does."""
     batch: list[InferRequest] = []
     x = cast("int", [3]) if rows else 3
 

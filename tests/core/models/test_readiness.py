@@ -1,4 +1,4 @@
-"""Instances that say whether they are ready, asked on threads of their own."""
+"""Readiness checks of instances, on threads of their own."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.server import Server
 
 @dataclass
 class Asked:
-    """A host whose instance answers what and when the test says, and that counts how often it is asked."""
+    """A host whose instance answers as the test sets it up. It counts the checks."""
 
     answer: Callable[[], bool]
     name: str = "m_0"
     has_check: bool = True
-    asked: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
 
     def check_ready(self) -> bool:
-        self.asked.append(threading.current_thread().name)
+        self.checks.append(threading.current_thread().name)
         return self.answer()
 
 
@@ -57,11 +57,11 @@ def test_a_model_is_ready_if_all_instances_are_and_an_exception_means_not_ready(
 def test_why_an_instance_is_not_ready_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "headrace")
     host = Asked(raises)
-    found = readiness_of(host)
+    readiness = readiness_of(host)
 
     async def ask_three_times() -> None:
         for _ in range(3):
-            await found.check()
+            await readiness.check()
 
     run(ask_three_times())
     host.answer = lambda: False
@@ -77,10 +77,10 @@ def test_why_an_instance_is_not_ready_is_logged_once_per_change(caplog: pytest.L
 
 def test_an_instance_without_a_check_is_not_asked() -> None:
     host = Asked(raises, has_check=False)
-    found = readiness_of(host)
-    assert not found.has_checks
-    assert run(found.check())
-    assert host.asked == []
+    readiness = readiness_of(host)
+    assert not readiness.has_checks
+    assert run(readiness.check())
+    assert host.checks == []
 
 
 def test_simultaneous_readiness_checks_share_one_result_and_the_next_gets_a_new_one() -> None:
@@ -88,15 +88,15 @@ def test_simultaneous_readiness_checks_share_one_result_and_the_next_gets_a_new_
     host = Asked(lambda: gate.wait(20))
 
     async def scenario() -> None:
-        found = readiness_of(host)
-        asking = [asyncio.ensure_future(found.check()) for _ in range(50)]
-        while not host.asked:
+        readiness = readiness_of(host)
+        asking = [asyncio.ensure_future(readiness.check()) for _ in range(50)]
+        while not host.checks:
             await asyncio.sleep(0)
         gate.set()
         assert await asyncio.gather(*asking) == [True] * 50
-        assert host.asked == ["headrace-ready"]
-        assert await found.check()
-        assert len(host.asked) == 2
+        assert host.checks == ["headrace-ready"]
+        assert await readiness.check()
+        assert len(host.checks) == 2
 
     run(scenario())
 
@@ -106,9 +106,9 @@ def test_a_cancelled_check_does_not_cancel_that_of_others() -> None:
     host = Asked(lambda: gate.wait(20))
 
     async def scenario() -> None:
-        found = readiness_of(host)
-        leaving, staying = asyncio.ensure_future(found.check()), asyncio.ensure_future(found.check())
-        while not host.asked:
+        readiness = readiness_of(host)
+        leaving, staying = asyncio.ensure_future(readiness.check()), asyncio.ensure_future(readiness.check())
+        while not host.checks:
             await asyncio.sleep(0)
         leaving.cancel()
         gate.set()
@@ -124,12 +124,12 @@ def test_a_check_that_takes_too_long_is_a_no_and_is_not_started_again(monkeypatc
     host = Asked(lambda: gate.wait(20))
 
     async def scenario() -> None:
-        found = readiness_of(host)
+        readiness = readiness_of(host)
         for _ in range(3):
-            assert not await found.check()
-        assert len(host.asked) == 1
+            assert not await readiness.check()
+        assert len(host.checks) == 1
         gate.set()
-        while not await found.check():
+        while not await readiness.check():
             await asyncio.sleep(0.01)
 
     run(scenario())
@@ -148,7 +148,7 @@ def test_each_check_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.wait((late,), timeout=0.05)
         gate.set()
         assert await late
-        assert len(host.asked) == 1
+        assert len(host.checks) == 1
 
     run(scenario())
 
@@ -166,7 +166,7 @@ def test_a_check_that_outlives_its_server_is_ignored(monkeypatch: pytest.MonkeyP
 
 
 class Moody(Instance):
-    """Ready when its model's gate says so; slowly, because it blocks."""
+    """Ready if the gate of its model is open; slow, because it blocks."""
 
     gate: ClassVar[threading.Event]
     ready: ClassVar[bool]

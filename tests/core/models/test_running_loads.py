@@ -22,7 +22,7 @@ def run(scenario: Callable[[LoadSlots], Coroutine[Any, Any, None]], count: int) 
 
 
 class Work:
-    """Runs until it is let go; knows how many of it ran at once at most."""
+    """Runs until it is released; records the most that ran at once."""
 
     def __init__(self) -> None:
         self.running = self.most = 0

@@ -40,7 +40,7 @@ class Echo(Instance):
 
 @pytest.fixture
 def server(make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> Server:
-    """Serves ``fast`` and ``slow``, and says how far it is a hundred times a second."""
+    """Serves ``fast`` and ``slow``, and logs its progress a hundred times a second."""
     Held.let_go = threading.Event()
     monkeypatch.setattr(running_loads, "INTERVAL_S", 0.01)
     caplog.set_level("INFO", "headrace")
@@ -75,7 +75,7 @@ def test_a_long_load_is_logged_repeatedly_with_the_slowest_model(
     assert re.search(r"^successfully loaded 'slow' in \d+\.\d s, 2 of 3$", "\n".join(caplog.messages), re.MULTILINE)
     (end,) = [message for message in caplog.messages if message.startswith("loaded ")]
     assert re.fullmatch(r"loaded 2 of 3 models \(1 failed\) in \d+\.\d s, longest: \w+ \(\d+\.\d s\)", end)
-    assert caplog.messages[-1] != end  # and nothing goes on telling
+    assert caplog.messages[-1] != end  # and the progress is no longer logged
     after = caplog.messages[caplog.messages.index(end) :]
     assert not [message for message in after if message.startswith("still loading")]
 

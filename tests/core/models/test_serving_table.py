@@ -1,4 +1,4 @@
-"""The errors for a model that is not served. The texts are those of Triton 2.51, asked by name."""
+"""The errors for a model that is not served. The texts are those of Triton 2.51."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_a_model_is_found_by_every_form_of_its_version(find: str, version: str |
     table: Any = ServingTable()
     table.update(records("m"), "m")
     table.open()
-    found = getattr(table, find)("m", version)
-    assert (found if find.startswith("resolve") else found.view) == "m"
+    view = getattr(table, find)("m", version)
+    assert (view if find.startswith("resolve") else view.view) == "m"
     with pytest.raises(NotFound):
         getattr(table, find)("m", "2")
 

@@ -83,9 +83,9 @@ def test_a_version_whose_instance_restarts_is_unavailable_until_it_is_back() -> 
 def test_a_version_is_settled_if_it_is_ready_or_unloaded_on_purpose(
     state: State, reason: str, is_settled: bool, has_failed: bool
 ) -> None:
-    found = version(state, reason)
-    assert (found.is_settled, found.has_failed) == (is_settled, has_failed)
-    assert ModelRecord("m", {1: version(), 2: found}).is_settled is is_settled
+    state_of_version = version(state, reason)
+    assert (state_of_version.is_settled, state_of_version.has_failed) == (is_settled, has_failed)
+    assert ModelRecord("m", {1: version(), 2: state_of_version}).is_settled is is_settled
     assert not ModelRecord("m").is_settled
 
 

@@ -112,7 +112,7 @@ def test_a_check_of_readiness_is_a_no_with_that_reason(
 
     async def scenario() -> None:
         async with server:
-            assert not await asyncio.wait_for(server.is_model_ready("bad"), 4)  # sooner than it would be given up
+            assert not await asyncio.wait_for(server.is_model_ready("bad"), 4)  # sooner than its time limit
             await server.infer_async("bad", ONE)
 
     run(scenario())

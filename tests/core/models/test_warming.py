@@ -94,6 +94,6 @@ def test_a_tensor_that_is_no_input_joins_the_others(load: Any) -> None:
 def test_sample_that_no_client_could_send_fails_the_load_with_its_name(
     load: Any, sample: dict[str, str], reason: str
 ) -> None:
-    found, seen = load("dims: [3]", **sample)
-    assert found.startswith(LEAD + reason)
+    result, seen = load("dims: [3]", **sample)
+    assert result.startswith(LEAD + reason)
     assert seen == []

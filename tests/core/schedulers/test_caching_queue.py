@@ -1,4 +1,4 @@
-"""The stage of the response cache: who is executed, who waits for whom, and what each is told. Played by hand."""
+"""The model queue with a response cache: executed requests, followers, and all answers. The test plays the instance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(text: str = "") -> ModelConfig:
 
 
 class CachedStage:
-    """A model queue with a cache, and an instance that the test plays; what the callers were told, by their names."""
+    """A model queue with a cache, an instance that the test plays, and the answers of the callers by name."""
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ def test_request_that_waits_when_the_queue_closes_is_answered_once(end: str) -> 
 
 
 # ---------------------------------------------------------------------------
-# What is large
+# Large tensors
 # ---------------------------------------------------------------------------
 
 MANY = LARGE_BYTES // 4 + 1

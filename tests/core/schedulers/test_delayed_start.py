@@ -1,4 +1,4 @@
-"""Batchers that are held until so many requests wait, which tests of a server ask for by its environment."""
+"""Batchers that wait until a number of requests has arrived, which tests of a server set by its environment."""
 
 from __future__ import annotations
 

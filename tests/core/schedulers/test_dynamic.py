@@ -29,7 +29,7 @@ Answer = InferResponse | HeadraceError | None
 
 
 class Caller:
-    """Sends requests and keeps the answers, in the order in which they came."""
+    """Sends requests and records the answers in the order of arrival."""
 
     def __init__(self, scheduler: ModelQueue) -> None:
         self.scheduler = scheduler

@@ -59,7 +59,7 @@ def test_a_request_that_cannot_join_ends_the_batch_before_the_delay() -> None:
 @pytest.mark.parametrize(
     ("rows", "preferred", "since_ms", "count"),
     [
-        # What Triton 2.51 runs of these, with max_batch_size 8 and a delay.
+        # The batches that Triton 2.51 runs of these, with max_batch_size 8 and a delay.
         ((3,), (2, 6), 0, 0),
         ((3, 4), (2, 6), 0, 1),
         ((4,), (2, 6), 0, 0),

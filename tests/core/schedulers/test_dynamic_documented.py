@@ -1,5 +1,5 @@
-"""The examples by which Triton documents its dynamic batcher (docs/user_guide/batcher.md), as traces: when what
-came, and what ran when. Written from its text, not from what this one does."""
+"""The examples in Triton's documentation of its dynamic batcher (docs/user_guide/batcher.md) as traces: arrivals, and
+batches with their times. Written from its text, not from the results of this batcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.schedulers.dynamic import DynamicScheduler
 from headrace_testing.simulator import SchedulerSimulator, run_scenario
 
 US = 1000
-#: When, in microseconds, how many requests of one row came; and when batches of how many ran.
+#: Arrivals: the time in microseconds, and the number of requests of one row. Batches: the time, and the rows.
 Trace = Sequence[tuple[int, int]]
 
 
@@ -76,7 +76,7 @@ def test_an_instance_that_becomes_available_gets_the_largest_preferred_size_that
     [
         ([(0, 8)], [(0, 8)]),  # a batch of the maximum size waits for nothing
         ([(0, 3)], [(100, 3)]),  # the delay expires: it is sent as it is
-        ([(0, 3), (60, 2)], [(100, 5)]),  # no request is delayed longer, whichever came later
+        ([(0, 3), (60, 2)], [(100, 5)]),  # no request is delayed longer, in any order of arrival
         ([(0, 3), (60, 5)], [(60, 8)]),  # a new one allows the maximum: sent immediately
         ([(0, 3), (60, 6)], [(60, 8), (160, 1)]),
     ],

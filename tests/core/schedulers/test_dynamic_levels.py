@@ -24,7 +24,7 @@ LEVELS, DEFAULT = 3, 2
 
 @dataclass
 class Policy:
-    """Of one level; times in milliseconds."""
+    """The queue policy of one level; times in milliseconds."""
 
     timeout: int
     overrides: bool
@@ -41,14 +41,14 @@ class Policy:
 
 @dataclass
 class Simulated:
-    """One instance, and what waits for it. ``told`` is what became of each request, and at which millisecond."""
+    """One instance and its waiting requests. ``outcomes`` has the end of each request and its millisecond."""
 
     policies: dict[int, Policy]
     now: int = 0
-    #: Per level those that wait, then those that were postponed: name and deadline (None for none).
+    #: Per level the waiting requests, then the postponed ones: name and deadline (None for none).
     waiting: dict[int, list[list[tuple[int, int | None]]]] = field(default_factory=dict)
     running: int | None = None
-    told: dict[int, tuple[str, int]] = field(default_factory=dict)
+    outcomes: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting = {level: [[], []] for level in range(1, LEVELS + 1)}
@@ -57,7 +57,7 @@ class Simulated:
         level = priority if 1 <= priority <= LEVELS else DEFAULT
         policy = self.policies[level]
         if policy.size and sum(map(len, self.waiting[level])) >= policy.size:
-            self.told[name] = "full", self.now
+            self.outcomes[name] = "full", self.now
             return
         limit = policy.timeout
         if policy.overrides and 0 < timeout < limit:
@@ -74,7 +74,7 @@ class Simulated:
 
     def finish(self) -> None:
         if self.running is not None:
-            self.told[self.running] = "ran", self.now
+            self.outcomes[self.running] = "ran", self.now
             self.running = None
 
     def cancel(self, name: int) -> None:
@@ -83,7 +83,7 @@ class Simulated:
                 for each in list(lane):
                     if each[0] == name:
                         lane.remove(each)
-                        self.told[name] = "cancelled", self.now
+                        self.outcomes[name] = "cancelled", self.now
 
     def pass_ms(self) -> None:
         self.now += 1
@@ -93,7 +93,7 @@ class Simulated:
                 if self.policies[level].delays:
                     postponed.append((each[0], None))
                 else:
-                    self.told[each[0]] = "expired", self.now
+                    self.outcomes[each[0]] = "expired", self.now
 
 
 POLICIES = st.builds(Policy, st.integers(0, 6), st.booleans(), st.integers(0, 3), st.booleans())
@@ -159,12 +159,12 @@ def compare(simulator: SchedulerSimulator, simulated: Simulated, sent: dict[int,
     assert [names[each] for each in running] == ([] if simulated.running is None else [simulated.running])
     for name, ticket in sent.items():
         if ticket is None:
-            assert simulated.told[name][0] == "full"
+            assert simulated.outcomes[name][0] == "full"
             continue
         answers = simulator.answers_to(ticket)
-        if name not in simulated.told:
+        if name not in simulated.outcomes:
             assert answers == []
             continue
         (answer,) = answers
-        kind = {"ran": InferResponse, "cancelled": Cancelled, "expired": Unavailable}[simulated.told[name][0]]
+        kind = {"ran": InferResponse, "cancelled": Cancelled, "expired": Unavailable}[simulated.outcomes[name][0]]
         assert type(answer) is kind

@@ -28,19 +28,19 @@ def test_priority_zero_or_beyond_the_levels_means_the_default_level(requested: i
 
 
 def test_each_level_has_its_own_policy_or_the_default() -> None:
-    found = priorities(
+    levels = priorities(
         "priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 5 } "
         "priority_queue_policy { key: 2 value { max_queue_size: 7 timeout_action: DELAY } }"
     )
-    assert [found.policy(level).max_size for level in (1, 2)] == [5, 7]
-    assert [found.policy(level).postpones for level in (1, 2)] == [False, True]
+    assert [levels.policy(level).max_size for level in (1, 2)] == [5, 7]
+    assert [levels.policy(level).postpones for level in (1, 2)] == [False, True]
 
 
 def test_there_may_be_as_many_levels_as_a_request_can_name() -> None:
     most = 2**64 - 1
-    found = priorities(
+    levels = priorities(
         f"priority_levels: {most} default_priority_level: {most} "
         f"priority_queue_policy {{ key: {most} value {{ max_queue_size: 7 }} }}"
     )
-    assert (found.level(0), found.level(most - 1), found.level(most)) == (most, most - 1, most)
-    assert (found.policy(most).max_size, found.policy(1).max_size) == (7, 0)
+    assert (levels.level(0), levels.level(most - 1), levels.level(most)) == (most, most - 1, most)
+    assert (levels.policy(most).max_size, levels.policy(1).max_size) == (7, 0)

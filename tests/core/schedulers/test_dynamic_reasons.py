@@ -31,7 +31,7 @@ def told(simulator: SchedulerSimulator) -> dict[str, Any]:
 
 
 def reasons(simulator: SchedulerSimulator) -> list[tuple[str, int]]:
-    """Of every batch, why it ran and its rows."""
+    """Return the reason and the rows of every batch."""
     return [(batch["reason"], batch["rows"]) for batch in told(simulator)["batches"]]
 
 
@@ -191,7 +191,7 @@ def test_the_number_of_stored_batches_is_bounded() -> None:
 
 
 class Patient(Scheduler):
-    """Says why in words of its own, or says nothing."""
+    """Gives reasons in its own words, or none."""
 
     name = "patient"
 

@@ -28,7 +28,7 @@ def load_oracle() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up what they are made of
+    sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
     spec.loader.exec_module(module)
     return module
 
@@ -41,7 +41,7 @@ def execution_ns(rows: int) -> int:
 
 
 async def ran(config: ModelConfig, arrivals_ns: list[int], instances: int) -> list[tuple[int, list[int]]]:
-    """Of each batch that the server's model queue ran: when it began, and its requests by number."""
+    """Return the begin of each batch that the server's model queue ran, and its requests by number."""
     simulator = SchedulerSimulator(DynamicScheduler, config, instances)
     simulator.poll_instances()
     begin_ns = simulator.clock.now_ns()

@@ -71,7 +71,7 @@ class Played:
         return await asyncio.wait_for(self.batches.get(), 10)
 
     async def settle(self) -> None:
-        """Until the instance has looked at what was sent, and sleeps again."""
+        """Wait until the instance has polled the new requests, and sleeps again."""
         while not self.scheduler.idle or self.scheduler._is_waking:
             await asyncio.sleep(0)
 
@@ -253,7 +253,7 @@ def test_the_loop_polls_its_sockets_after_batches_have_taken_their_share() -> No
         def run(batch: list[Ticket]) -> int:
             nonlocal ended_ns
             seen.append(batch[0].request.id)
-            stage.loop.call_soon(seen.append, "-")  # as a socket would be looked at
+            stage.loop.call_soon(seen.append, "-")  # as the loop would poll a socket
             stage.run(batch)
             ended_ns += TURN_NS // 2
             return ended_ns
@@ -304,7 +304,7 @@ def test_an_instance_that_stops_polling_cancels_its_timer_and_another_takes_its_
 
 
 class Noticing(Wakeup):
-    """A wake-up that says when its thread sleeps."""
+    """A wake-up that reports when its thread sleeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ def test_a_request_that_arrives_while_a_thread_becomes_idle_is_not_missed(
             assert len(calls) == 2
         else:
             assert await asyncio.to_thread(wakeup.sleeps.acquire, timeout=10)
-            assert len(calls) == 1  # it sleeps, and does not ask again and again
+            assert len(calls) == 1  # it sleeps, and does not poll repeatedly
             assert list(stage.scheduler.idle) == [stage.source]
         stage.scheduler.close()
         await asyncio.to_thread(thread.join, 10)

@@ -43,7 +43,7 @@ class First(FullScheduler):
 
 
 class Stage:
-    """A model queue with instances that the test plays, and what the callers were told."""
+    """A model queue with instances that the test plays, and the answers of the callers."""
 
     def __init__(self, kind: type[Scheduler], instances: int = 1, **model: Any) -> None:
         self.clock, self.statistics = ManualClock(), ModelStatistics()
@@ -52,7 +52,7 @@ class Stage:
         scheduled = ScheduledModel(self.config, infos, {"x": X}, {"x": X}, **model)
         self.model_queue = ModelQueue(kind, scheduled, self.statistics, asyncio.get_running_loop(), self.clock)
         self.answers: dict[str, list[Answer]] = {}
-        self.given: list[tuple[str, list[str]]] = []
+        self.polled: list[tuple[str, list[str]]] = []
         self.batches: list[list[Ticket]] = []
         self._wakeups: dict[str, LoopWakeup] = {}
 
@@ -71,7 +71,7 @@ class Stage:
         def pull() -> None:
             if batch := source.poll(wakeup):
                 self.batches.append(batch)
-                self.given.append((source.instance.name, [ticket.request.id for ticket in batch]))
+                self.polled.append((source.instance.name, [ticket.request.id for ticket in batch]))
 
         wakeup = LoopWakeup(pull)
         pull()
@@ -107,7 +107,7 @@ async def test_a_scheduler_of_one_method_serves_and_is_not_notified_of_cancellat
     stage.send("a")
     cancelled.cancel()
     stage.serve()
-    assert stage.given == [("m_0_0", ["a"])]
+    assert stage.polled == [("m_0_0", ["a"])]
     stage.finish()
     assert isinstance(stage.answers["a"][0], InferResponse)
     assert isinstance(stage.answers["gone"][0], Cancelled)
@@ -130,7 +130,7 @@ async def test_an_idle_instance_is_asked_for_once_per_turn_of_the_loop() -> None
     for name in "abc":
         stage.send(name)
     await stage.settle()
-    assert stage.given == [("m_0_0", ["a", "b", "c"])]
+    assert stage.polled == [("m_0_0", ["a", "b", "c"])]
     assert polls == 2
 
 
@@ -152,9 +152,9 @@ async def test_a_wait_ends_by_the_clock() -> None:
     stage.send("a")
     await stage.settle()
     stage.clock.advance(5 * MS - 1)
-    assert not stage.given
+    assert not stage.polled
     stage.clock.advance(1)
-    assert stage.given == [("m_0_0", ["a"])]
+    assert stage.polled == [("m_0_0", ["a"])]
 
 
 @on_loop
@@ -171,7 +171,7 @@ async def test_a_wait_ends_when_as_many_rows_have_arrived_and_not_before() -> No
     for name in "abcd":
         stage.send(name)
         await stage.settle()
-    assert stage.given == [("m_0_0", ["a", "b", "c", "d"])]
+    assert stage.polled == [("m_0_0", ["a", "b", "c", "d"])]
     assert lengths == [0, 1, 4]
     assert stage.clock.pending == 0
 
@@ -189,10 +189,10 @@ async def test_scheduler_gets_the_instance_that_polls() -> None:
     stage.serve(1)
     stage.send("m_0_1")
     await stage.settle()
-    assert stage.given == [("m_0_1", ["m_0_1"])]
+    assert stage.polled == [("m_0_1", ["m_0_1"])]
     stage.send("m_0_0")
     await stage.settle()
-    assert stage.given[1] == ("m_0_0", ["m_0_0"])
+    assert stage.polled[1] == ("m_0_0", ["m_0_0"])
 
 
 @on_loop
@@ -200,7 +200,7 @@ async def test_an_instance_that_waits_for_more_keeps_nothing_from_one_that_is_di
     polled: list[str] = []
 
     class Different(Scheduler):
-        """The first instance waits for four; the others run what is quick."""
+        """The first instance waits for four requests; the others run quick ones."""
 
         name = "different"
 
@@ -217,7 +217,7 @@ async def test_an_instance_that_waits_for_more_keeps_nothing_from_one_that_is_di
     stage.serve(1)
     stage.send("quick")
     await stage.settle()
-    assert stage.given == [("m_0_1", ["quick"])]
+    assert stage.polled == [("m_0_1", ["quick"])]
     assert polled.count("m_0_0") == 1
 
 
@@ -535,11 +535,11 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
 @on_loop
 async def test_a_scheduler_that_returns_a_request_that_does_not_wait_is_stopped() -> None:
     class Twice(First):
-        given: tuple[Ticket, ...] = ()
+        first: tuple[Ticket, ...] = ()
 
         def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-            self.given = self.given or self.context.waiting.head(1)
-            return self.given
+            self.first = self.first or self.context.waiting.head(1)
+            return self.first
 
     stage = Stage(Twice, 2)
     stage.send("a")
@@ -583,13 +583,13 @@ def test_a_thread_gets_batches_from_a_scheduler_that_is_asked_on_the_loop_only()
 
 
 class Counted(DynamicScheduler):
-    """Counts how often it is asked."""
+    """Counts its calls."""
 
     name = "counted"
-    asked = 0
+    calls = 0
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        self.asked += 1
+        self.calls += 1
         return super().next(instance, now_ns)
 
 
@@ -611,11 +611,11 @@ async def test_a_scheduler_for_threads_is_not_polled_while_nothing_waits() -> No
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert ran == ["a"] * 3
-    assert stage.model_queue.scheduler.asked == 3
+    assert stage.model_queue.scheduler.calls == 3
 
 
 class Asked(DynamicScheduler):
-    """Lets instances go, and says so itself."""
+    """Releases instances, and reports it itself."""
 
     name = "asked"
 

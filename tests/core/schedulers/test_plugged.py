@@ -1,5 +1,5 @@
-"""Schedulers of a plugin that is installed beside the server, and what they may ask of it: other models, no instances
-at all, batches that are more than lists, in threads and in processes."""
+"""Schedulers of an installed plugin, with all that they may use: other models, no instances at all, batches with more
+than requests, in threads and in processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace_http import text_format
 from headrace_testing.serving import WAYS, on_loop
 from tests.core.conftest import inspect
 
-#: What a stranger has written, who has imported `headrace` only.
+#: Written as by a third party, with imports of `headrace` only.
 PLUGIN = '''
 from dataclasses import dataclass
 from functools import partial
@@ -244,7 +244,7 @@ Serve = Callable[..., Server]
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installs a distribution, for this process and for those of models."""
+    """Installs a distribution, for this process and for processes of models."""
     info = tmp_path / "site/headrace_plugged-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-plugged\nVersion: 1.0\n")

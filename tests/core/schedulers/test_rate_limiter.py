@@ -43,7 +43,7 @@ R, GLOBAL = Resource("R", 0), Resource("G")
 
 
 class Player:
-    """An instance that is played: it runs what it gets until `finish`."""
+    """An instance that the test plays: it runs its batch until `finish`."""
 
     def __init__(self, scenario: Scene, source: InstanceSource, demand: ResourceDemand) -> None:
         self.source, self.batch, self.runs, self.is_dead = source, list[Ticket](), 0, False
@@ -209,7 +209,7 @@ def test_instance_that_waits_for_one_resource_does_not_delay_instances_that_need
         stage.model("holds", demand(R=1))
         stage.model("waits", demand(R=1))
         stage.model("other", demand(S=1))
-        for _ in range(3):  # by its executions it comes behind
+        for _ in range(3):  # by its executions it is behind
             stage.send("other")
             await stage.settle()
             await stage.finish_one()
@@ -269,7 +269,7 @@ def test_requests_cancelled_while_their_model_waits_let_others_run() -> None:
 
 
 def test_an_instance_that_stops_waiting_is_not_compensated_for_missed_runs() -> None:
-    """The instances that ran meanwhile have overtaken it. If it comes back, it waits as if for the first time."""
+    """Instances that ran meanwhile have overtaken it. If it waits again, it is treated as new."""
 
     async def scenario() -> None:
         stage = Scene(RateLimitResource("R", 4))
@@ -365,7 +365,7 @@ def test_the_limiter_reports_used_and_awaited_resources_and_the_batches_that_wai
 
 
 # ---------------------------------------------------------------------------
-# Who goes first
+# The order
 # ---------------------------------------------------------------------------
 
 
@@ -395,7 +395,7 @@ def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(
 
 
 def test_at_equal_rank_the_better_priority_runs_first_and_not_the_longer_wait() -> None:
-    """With priorities 1 and 2 the second runs once for two of the first at any moment, and never before its turn."""
+    """With priorities 1 and 2 the second runs once for two of the first at any moment, and never early."""
 
     async def scenario() -> None:
         stage = Scene()
@@ -454,7 +454,7 @@ def test_a_new_instance_does_not_starve_older_ones() -> None:
 
 
 # ---------------------------------------------------------------------------
-# What is taken always comes back
+# Resources are always returned
 # ---------------------------------------------------------------------------
 
 
@@ -538,7 +538,7 @@ def test_resources_of_an_instance_that_hangs_are_freed_when_it_is_removed(end: s
         if end == "die":
             hangs.die()
         elif end == "remove":
-            hangs.demand = demand()  # what it runs takes nothing any more
+            hangs.demand = demand()  # its batch uses no resources any more
             stage.limiter.remove([needs])
         else:
             stage.model_queues["hangs"].abandon()
@@ -610,7 +610,7 @@ def _loaded(schema: OutputSchema) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# How much there is
+# Limits
 # ---------------------------------------------------------------------------
 
 

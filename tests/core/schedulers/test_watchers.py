@@ -123,5 +123,5 @@ def test_nothing_replaces_the_callback_of_a_ticket() -> None:
         for part in ("core", "backends", "schedulers", "caches", "frontends")
         for path in ROOT.glob(f"{part}/**/src/**/*.py")
     ]
-    found = [(path.name, line) for path in sources for line in _assigned(ast.parse(path.read_text()))]
-    assert [name for name, _ in found] == ["ticket.py"], found
+    assignments = [(path.name, line) for path in sources for line in _assigned(ast.parse(path.read_text()))]
+    assert [name for name, _ in assignments] == ["ticket.py"], assignments

@@ -16,9 +16,9 @@ def test_a_model_has_the_files_and_the_size_of_its_directory(tmp_path: Path) -> 
     repositories.scan()
     repositories.add(str(other), {"served": "own"})
     assert list(repositories.scan()) == ["served"]
-    found = repositories.find("served")
-    assert found is not None
-    assert "1/weights" in found.fingerprint().files
-    assert found.size(["1/weights", "2/weights"], [1]) == 5
-    with found.fetch(["1/weights"]) as directory:
+    entry = repositories.find("served")
+    assert entry is not None
+    assert "1/weights" in entry.fingerprint().files
+    assert entry.size(["1/weights", "2/weights"], [1]) == 5
+    with entry.fetch(["1/weights"]) as directory:
         assert (directory.path / "1/weights").read_bytes() == b"12345"

@@ -30,8 +30,8 @@ def test_models_are_the_directories_of_all_roots_in_order_of_name(tmp_path: Path
 
 
 def test_a_name_in_two_roots_is_a_duplicate(tmp_path: Path) -> None:
-    found = local_repositories(make(tmp_path / "a", "m"), make(tmp_path / "b", "m")).scan()
-    assert found["m"].is_duplicate
+    entries = local_repositories(make(tmp_path / "a", "m"), make(tmp_path / "b", "m")).scan()
+    assert entries["m"].is_duplicate
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "m/1", "m/", "m\0", ".git", "README.md", "M", "m ", "%6d"])
@@ -49,7 +49,7 @@ def test_a_root_that_is_no_directory_is_named(tmp_path: Path) -> None:
 
 
 class Shelf(Storage):
-    """Does what a test says."""
+    """A storage whose functions the test sets."""
 
     name = "shelf"
     files: ClassVar[dict[str, Hashable]] = {}
@@ -81,9 +81,9 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Entry]:
     """The model of a `Shelf`; new directories are made below ``tmp_path``."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     repositories = Repositories(ServerOptions(model_repository=("SHELF://one",)), OnlyShelf())
-    found = repositories.find("m")
-    assert found is not None
-    yield found
+    entry = repositories.find("m")
+    assert entry is not None
+    yield entry
     repositories.close()
     Shelf.given_back.clear()
 

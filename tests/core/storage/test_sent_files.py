@@ -12,10 +12,10 @@ from headrace.storage.sent_files import parse_overrides, write_files
 
 
 def test_a_config_is_json_and_files_are_bytes() -> None:
-    found = parse_overrides({"config": '{"maxBatchSize": 3}', "file:1/model.py": b"x", "file:./2//a/../b": b""})
-    assert found.config is not None
-    assert found.config.max_batch_size == 3
-    assert found.files == {"1/model.py": b"x", "2/b": b""}
+    overrides = parse_overrides({"config": '{"maxBatchSize": 3}', "file:1/model.py": b"x", "file:./2//a/../b": b""})
+    assert overrides.config is not None
+    assert overrides.config.max_batch_size == 3
+    assert overrides.files == {"1/model.py": b"x", "2/b": b""}
     assert parse_overrides({}).config is None
 
 
@@ -65,8 +65,8 @@ def test_no_name_writes_outside_the_model(tmp_path_factory: pytest.TempPathFacto
     model = root / "model"
     model.mkdir()
     try:
-        found = parse_overrides({"config": "{}", **{f"file:{name}": b"x" for name in names}})
-        write_files(found.files, model)
+        overrides = parse_overrides({"config": "{}", **{f"file:{name}": b"x" for name in names}})
+        write_files(overrides.files, model)
     except InvalidArgument:
         pass
     else:

@@ -1,4 +1,4 @@
-"""Models that no directory of this machine has: what a server asks of their storage, and what it leaves behind."""
+"""Models in no directory of this machine: the calls of their storage, and the directories that remain."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_the_page_shows_each_kind_as_triton_does(metrics: CustomMetrics) -> None
         'h_secs_bucket{k="v",le="+Inf"} 3\n'
     )
     names = {family.name for family in text_string_to_metric_families(page(metrics))}
-    assert names == {"c", "g_now", "h_secs"}  # prometheus-client leaves out `_total`
+    assert names == {"c", "g_now", "h_secs"}  # prometheus-client omits `_total`
 
 
 def test_a_histogram_may_have_no_buckets_of_its_own(metrics: CustomMetrics) -> None:

@@ -27,8 +27,8 @@ MS = 1_000_000
 
 
 def numbers(statistics: ExecutionStatistics) -> dict[str, Any]:
-    found = {name: getattr(statistics, name) for name in ExecutionStatistics.__slots__}
-    return {name: (x.counts, x.total) if isinstance(x, Histogram) else x for name, x in found.items()}
+    values = {name: getattr(statistics, name) for name in ExecutionStatistics.__slots__}
+    return {name: (x.counts, x.total) if isinstance(x, Histogram) else x for name, x in values.items()}
 
 
 class PlainSum:
@@ -61,19 +61,19 @@ class PlainSum:
         self.histogram("compute", LATENCY_BOUNDS_US, times.spans[1] // 1000)
         self.histogram("size", BATCH_BOUNDS, rows)
 
-    def assert_equal(self, found: ExecutionStatistics) -> None:
+    def assert_equal(self, total: ExecutionStatistics) -> None:
         counts = self.counts
-        assert (found.inference_count, found.execution_count) == (counts["rows"], counts["executions"])
-        for duration, name in ((found.success, "success"), (found.queue, "queue"), (found.compute_input, "input"),
-                               (found.compute_infer, "infer"), (found.compute_output, "output")):  # fmt: skip
+        assert (total.inference_count, total.execution_count) == (counts["rows"], counts["executions"])
+        for duration, name in ((total.success, "success"), (total.queue, "queue"), (total.compute_input, "input"),
+                               (total.compute_infer, "infer"), (total.compute_output, "output")):  # fmt: skip
             assert (duration.count, duration.ns) == (counts["success"], counts[f"{name} ns"])
-        for histogram, name in ((found.request_us, "request"), (found.queue_us, "queue"),
-                                (found.compute_infer_us, "compute"), (found.batch_size, "size")):  # fmt: skip
+        for histogram, name in ((total.request_us, "request"), (total.queue_us, "queue"),
+                                (total.compute_infer_us, "compute"), (total.batch_size, "size")):  # fmt: skip
             assert histogram.counts == [counts[f"{name} {bucket}"] for bucket in range(len(histogram.counts))]
             assert histogram.total == counts[f"{name} total"]
         assert {
             size: [each.compute_infer.count, each.compute_input.ns, each.compute_infer.ns, each.compute_output.ns]
-            for size, each in found.batches.items()
+            for size, each in total.batches.items()
         } == self.batches
 
 
@@ -107,10 +107,10 @@ def test_failed_and_cancelled_requests_are_counted_separately() -> None:
     counter, times = ExecutionCounter(), BatchTimes(100, 200, 300, 400)
     counter.record([], [make_ticket(arrival_ns=50), make_ticket(arrival_ns=60)], times)
     counter.record_cancelled([make_ticket(arrival_ns=70)], times)
-    found = counter.total()
-    assert (found.fail.count, found.fail.ns) == (2, 350 + 340)
-    assert (found.cancelled.count, found.cancelled.ns) == (1, 330)
-    assert (found.execution_count, found.success.count, found.last_inference_ms) == (0, 0, 0)
+    total = counter.total()
+    assert (total.fail.count, total.fail.ns) == (2, 350 + 340)
+    assert (total.cancelled.count, total.cancelled.ns) == (1, 330)
+    assert (total.execution_count, total.success.count, total.last_inference_ms) == (0, 0, 0)
 
 
 def test_executions_without_requests_are_added_up_in_time() -> None:
@@ -151,10 +151,10 @@ def test_reader_never_sees_counts_fall_while_another_thread_counts() -> None:
     thread.start()
     seen = 0
     while not ended.is_set():
-        found = counter.total()
-        assert found.success.count >= seen
-        assert found.inference_count == 2 * found.success.count == 6 * found.execution_count
-        assert sum(found.request_us.counts) == found.success.count
-        seen = found.success.count
+        total = counter.total()
+        assert total.success.count >= seen
+        assert total.inference_count == 2 * total.success.count == 6 * total.execution_count
+        assert sum(total.request_us.counts) == total.success.count
+        seen = total.success.count
     thread.join()
     assert counter.total().success.count == 12 * MOST_NOTED

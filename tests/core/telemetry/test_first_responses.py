@@ -1,4 +1,4 @@
-"""`nv_inference_first_response_histogram_ms`: which models have it, counts and buckets, as Triton's own test asks."""
+"""`nv_inference_first_response_histogram_ms`: the models that have it, counts and buckets, as in Triton's own test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ model_metrics { metric_control {
 
 
 async def ask(server: Server, model: str, number: int) -> int:
-    """Return how many responses came before the end, or the error."""
+    """Return the number of responses before the end, or the error."""
     count = 0
     try:
         async for _ in server.engine.responses(InferRequest(model, {"n": np.array([number], np.int32)})):

@@ -16,10 +16,10 @@ log = logging.getLogger("headrace.test.log_limits")
 
 
 @pytest.fixture
-def pace(monkeypatch: pytest.MonkeyPatch) -> LogRateLimit:
-    pace = LogRateLimit()
-    monkeypatch.setattr(log, "filters", [pace])
-    return pace
+def limit(monkeypatch: pytest.MonkeyPatch) -> LogRateLimit:
+    limit = LogRateLimit()
+    monkeypatch.setattr(log, "filters", [limit])
+    return limit
 
 
 @pytest.fixture
@@ -33,20 +33,20 @@ def complain(times: int, model: str | None = None) -> None:
         log.error("bad request %d", number, extra={} if model is None else {"model": model})
 
 
-def test_a_flood_is_some_lines_and_a_count(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_a_flood_is_some_lines_and_a_count(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(10_000)
     assert lines() == [f"bad request {number}" for number in range(BURST)]
-    pace.flush()
+    limit.flush()
     assert lines()[BURST:] == [f"{10_000 - BURST} more lines like this were left out: bad request 9999"]
 
 
-def test_rare_records_are_written_and_not_counted(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_rare_records_are_written_and_not_counted(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(BURST)
-    pace.flush()
+    limit.flush()
     assert len(lines()) == BURST
 
 
-def test_each_place_and_each_model_has_a_pace_of_its_own(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_each_place_and_each_model_has_its_own_limit(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(100, "noisy")
     complain(1, "quiet")
     log.warning("from elsewhere")
@@ -60,16 +60,16 @@ def test_a_new_window_begins_with_new_lines(lines: Callable[[], list[str]], monk
     assert len(lines()) == 2 * BURST
 
 
-def test_verbose_lines_are_all_written(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_verbose_lines_are_all_written(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     for number in range(100):
         log.debug("%d", number)
     assert len(lines()) == 100
 
 
-def test_names_that_callers_choose_take_no_memory(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_names_that_callers_choose_take_no_memory(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     for number in range(10_000):
         complain(1, f"model-{number}")
-    assert len(pace._kinds) <= 257
+    assert len(limit._kinds) <= 257
     assert len(lines()) <= 257 + BURST
 
 
@@ -104,21 +104,21 @@ def test_the_count_is_logged_by_a_timer_in_a_thread(
     assert lines()[-1].startswith("3 more lines")
 
 
-def test_threads_lose_no_count(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_threads_lose_no_count(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     threads = [threading.Thread(target=complain, args=(1000,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    pace.flush()
+    limit.flush()
     assert len(lines()) == BURST + 1
     assert lines()[-1].startswith(f"{4000 - BURST} more")
 
 
-def test_a_long_message_is_not_repeated_in_full(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
+def test_a_long_message_is_not_repeated_in_full(limit: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     for _ in range(BURST + 1):
         log.error("%s", "x" * 10_000)
-    pace.flush()
+    limit.flush()
     assert len(lines()[-1]) < 300
 
 
@@ -132,7 +132,7 @@ def test_a_logger_gets_one_rate_limit() -> None:
 
 
 def test_the_end_of_the_log_has_the_counts_of_suppressed_records(
-    pace: LogRateLimit, lines: Callable[[], list[str]]
+    limit: LogRateLimit, lines: Callable[[], list[str]]
 ) -> None:
     complain(BURST + 7)
     log_limits.flush()

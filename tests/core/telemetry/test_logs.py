@@ -172,7 +172,7 @@ def test_logging_is_restored(path: Path) -> None:
 
     before = state()
     opened = Log(LogSettings(file=str(path), verbose_level=1), {})
-    assert LOGGER.propagate  # what a host has put there goes on
+    assert LOGGER.propagate  # handlers of the host program stay
     assert state() != before
     opened.close()
     assert state() == before

@@ -86,15 +86,15 @@ def test_names_types_and_help_texts_are_those_of_triton() -> None:
 
 
 def test_counters_add_up_requests_rows_executions_and_microseconds(model: Model) -> None:
-    found = values(page(model))
-    assert found["nv_inference_request_success"] == 2
-    assert found["nv_inference_count"] == 4
-    assert found["nv_inference_exec_count"] == 1
-    assert found["nv_inference_request_duration_us"] == (365 - 100) + (365 - 200)
-    assert found["nv_inference_queue_duration_us"] == (300 - 110) + (300 - 220)
-    assert found["nv_inference_compute_input_duration_us"] == 2 * 10
-    assert found["nv_inference_compute_infer_duration_us"] == 2 * 50
-    assert found["nv_inference_compute_output_duration_us"] == 2 * 5
+    samples = values(page(model))
+    assert samples["nv_inference_request_success"] == 2
+    assert samples["nv_inference_count"] == 4
+    assert samples["nv_inference_exec_count"] == 1
+    assert samples["nv_inference_request_duration_us"] == (365 - 100) + (365 - 200)
+    assert samples["nv_inference_queue_duration_us"] == (300 - 110) + (300 - 220)
+    assert samples["nv_inference_compute_input_duration_us"] == 2 * 10
+    assert samples["nv_inference_compute_infer_duration_us"] == 2 * 50
+    assert samples["nv_inference_compute_output_duration_us"] == 2 * 5
 
 
 def test_each_reason_of_failure_has_its_series(model: Model) -> None:
@@ -111,9 +111,9 @@ def test_each_reason_of_failure_has_its_series(model: Model) -> None:
 
 
 def test_gauges_show_the_queue_depth_and_the_load_time() -> None:
-    found = values(page(Model(statistics=ModelStatistics(load_ns=1_500_000_000), pending=7)))
-    assert found["nv_inference_pending_request_count"] == 7
-    assert found["nv_model_load_duration_secs"] == 1.5
+    samples = values(page(Model(statistics=ModelStatistics(load_ns=1_500_000_000), pending=7)))
+    assert samples["nv_inference_pending_request_count"] == 7
+    assert samples["nv_model_load_duration_secs"] == 1.5
 
 
 def test_metric_tags_become_labels_in_order_of_their_names(model: Model) -> None:
@@ -154,20 +154,20 @@ def test_unloaded_model_is_removed_from_the_page(model: Model) -> None:
 
 
 def test_latency_counters_can_be_turned_off_and_the_others_still_count(model: Model) -> None:
-    found = values(page(model, settings=MetricsSettings(counter_latencies=False)))
-    assert not [name for name in found if name.endswith("duration_us")]
-    assert found["nv_inference_request_success"] == 2
+    samples = values(page(model, settings=MetricsSettings(counter_latencies=False)))
+    assert not [name for name in samples if name.endswith("duration_us")]
+    assert samples["nv_inference_request_success"] == 2
 
 
 def test_turning_off_histograms_removes_nothing_else_from_the_page(model: Model) -> None:
-    all_of_it, found = parse(page(model)), parse(page(model, settings=MetricsSettings(histograms=False)))
-    assert sorted(set(all_of_it) - set(found)) == [
+    all_of_it, without = parse(page(model)), parse(page(model, settings=MetricsSettings(histograms=False)))
+    assert sorted(set(all_of_it) - set(without)) == [
         "nv_inference_batch_size_histogram",
         "nv_inference_compute_infer_histogram_us",
         "nv_inference_queue_histogram_us",
         "nv_inference_request_histogram_us",
     ]
-    assert set(found) < set(all_of_it)
+    assert set(without) < set(all_of_it)
 
 
 def test_summaries_have_the_form_of_tritons_and_are_absent_by_default(model: Model) -> None:

@@ -21,12 +21,12 @@ class Part:
     name = "part"
 
     def __init__(self, values: Any, *metrics: PublishedMetric) -> None:
-        self.said, self.metrics = values, metrics or (DEPTH, STEPS)
+        self.values, self.metrics = values, metrics or (DEPTH, STEPS)
 
     def measure(self) -> Mapping[str, Any]:
-        if isinstance(self.said, BaseException):
-            raise self.said
-        values: Mapping[str, Any] = self.said
+        if isinstance(self.values, BaseException):
+            raise self.values
+        values: Mapping[str, Any] = self.values
         return values
 
 
@@ -37,11 +37,11 @@ def sound(depth: float) -> Part:
 def page(*parts: tuple[dict[str, str], Publisher], of: PublishedMetrics | None = None) -> dict[str, dict[str, float]]:
     """To each name of a sample, the values by model."""
     text = text_format.text((of or PublishedMetrics(lambda: parts)).collect())
-    found: dict[str, dict[str, float]] = {}
+    samples: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[sample.labels.get("model", "")] = sample.value
-    return found
+            samples.setdefault(sample.name, {})[sample.labels.get("model", "")] = sample.value
+    return samples
 
 
 SIDES = PublishedMetric("headrace_part_sides", "How deep each side is", label="side")
@@ -110,9 +110,9 @@ def test_publisher_that_recovers_is_shown_and_logged_when_it_fails_again(caplog:
     part = Part(RuntimeError("not now"))
     metrics = PublishedMetrics(lambda: [(ONE, part)])
     assert page(of=metrics) == {}
-    part.said = {DEPTH.name: 0, STEPS.name: 0}
+    part.values = {DEPTH.name: 0, STEPS.name: 0}
     assert page(of=metrics) == {DEPTH.name: {"one": 0}, STEPS.name: {"one": 0}}
-    part.said = RuntimeError("again")
+    part.values = RuntimeError("again")
     assert page(of=metrics) == {}
     assert len(caplog.records) == 2
 

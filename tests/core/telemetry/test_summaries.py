@@ -24,8 +24,8 @@ def test_quantiles_are_within_the_stated_error_of_the_sorted_samples(durations_u
     for us in durations_us:
         summary.record(us, 0)
     exact = np.quantile(durations_us, QUANTILES, method="inverted_cdf")
-    for found, truth in zip(summary.quantiles(QUANTILES, 0), exact, strict=True):
-        assert abs(found - truth) <= truth * RELATIVE_ERROR * 1.0001 + 0.5  # whole microseconds
+    for quantile, truth in zip(summary.quantiles(QUANTILES, 0), exact, strict=True):
+        assert abs(quantile - truth) <= truth * RELATIVE_ERROR * 1.0001 + 0.5  # whole microseconds
 
 
 def test_count_and_sum_are_exact_and_weighted() -> None:

@@ -31,8 +31,8 @@ def parsed(text: str) -> ModelConfig:
 
 
 def test_every_change_is_listed_with_its_path_its_value_and_its_author() -> None:
-    found = completed_fields(parsed(BEFORE), parsed(AFTER), "backend")
-    assert {(entry.field, entry.value) for entry in found} == {
+    differences = completed_fields(parsed(BEFORE), parsed(AFTER), "backend")
+    assert {(entry.field, entry.value) for entry in differences} == {
         ("backend", "onnxruntime"),
         ("version_policy.latest.num_versions", "1"),
         ("max_batch_size", "8"),
@@ -45,7 +45,7 @@ def test_every_change_is_listed_with_its_path_its_value_and_its_author() -> None
         ("parameters['q']", 'string_value: "w"'),
         ("metric_tags['t']", "new"),
     }
-    assert {entry.source for entry in found} == {"backend"}
+    assert {entry.source for entry in differences} == {"backend"}
 
 
 def test_nothing_is_listed_where_nothing_changed() -> None:

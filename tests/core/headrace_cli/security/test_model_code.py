@@ -57,9 +57,9 @@ def composed(*words: str) -> tuple[Server, Sequence[str]]:
 
 
 def test_each_model_that_runs_code_is_named_with_where(models: str) -> None:
-    found = list(model_code(composed(models)[0]))
-    assert [each.name for each in found if isinstance(each, UnreadModel)] == ["broken", "elsewhere"]
-    assert [each for each in found if isinstance(each, ModelCode)] == [
+    code = list(model_code(composed(models)[0]))
+    assert [each.name for each in code if isinstance(each, UnreadModel)] == ["broken", "elsewhere"]
+    assert [each for each in code if isinstance(each, ModelCode)] == [
         ModelCode("inside", "a.py", True),
         ModelCode("native", "liba.so, lib\\nb.so", True),
         ModelCode("outside", "a.py", False),
@@ -77,16 +77,16 @@ def test_libraries_of_operators_count_only_for_a_backend_that_loads_them(
 
 def test_an_option_of_the_backend_counts_unless_the_config_decides(models: str) -> None:
     server, _ = composed(models, "--backend-config=identity,isolation=thread")
-    found = {each.name: each for each in model_code(server) if isinstance(each, ModelCode)}
-    assert (found["inside"].in_server, found["inside"].is_flag) == (True, True)
-    assert (found["pinned"].in_server, found["pinned"].is_flag) == (True, False)
-    assert not found["outside"].in_server
+    by_name = {each.name: each for each in model_code(server) if isinstance(each, ModelCode)}
+    assert (by_name["inside"].in_server, by_name["inside"].is_flag) == (True, True)
+    assert (by_name["pinned"].in_server, by_name["pinned"].is_flag) == (True, False)
+    assert not by_name["outside"].in_server
 
 
 def test_a_repository_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    (found,) = model_code(composed(f"--model-repository={tmp_path / 'nothing'}")[0])
-    assert isinstance(found, UnreadModel)
-    assert found.name == ""
+    (unread,) = model_code(composed(f"--model-repository={tmp_path / 'nothing'}")[0])
+    assert isinstance(unread, UnreadModel)
+    assert unread.name == ""
     (line,) = [each for each in SecurityReview(composed(f"--model-repository={tmp_path / 'nothing'}")[0]).exposures()
                if each.where == "models"]  # fmt: skip
     assert (line.what, line.is_open) == ("all", False)

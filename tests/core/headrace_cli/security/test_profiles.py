@@ -1,4 +1,4 @@
-"""``--security-profile``: what it refuses to open, and what it tells of flags that open more."""
+"""``--security-profile``: the operations that it closes, and its warnings about flags that open more."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def family(value: float, kind: str = "counter", name: str = NAME, **labels: str)
     """One series."""
     metric = Metric(name, "What it is", kind)
     metric.samples.append(Sample(name, labels or {"model": "m"}, value))
-    (found,) = read_families(json.loads(json.dumps(write_families([metric]))))
-    return found
+    (family,) = read_families(json.loads(json.dumps(write_families([metric]))))
+    return family
 
 
 def histogram(*counts: float) -> Family:
@@ -31,8 +31,8 @@ def histogram(*counts: float) -> Family:
     metric.samples += [Sample("h_count", {"model": "m"}, counts[-1]), Sample("h_sum", {"model": "m"}, 10 * counts[-1])]
     bounds = [*map(str, range(1, len(counts))), "+Inf"]
     metric.samples += [Sample("h_bucket", {"model": "m", "le": le}, n) for le, n in zip(bounds, counts, strict=True)]
-    (found,) = read_families(write_families([metric]))
-    return found
+    (family,) = read_families(write_families([metric]))
+    return family
 
 
 def values(sums: MetricSums, name: str = NAME) -> list[float]:
@@ -68,7 +68,7 @@ def test_counts_of_a_server_that_has_exited_stay() -> None:
     sums.read(1, [family(4)])
     sums.ended(0)
     assert values(sums) == [7]
-    sums.read(0, [family(5)])  # which came after it
+    sums.read(0, [family(5)])  # which arrived after it
     assert values(sums) == [12]
 
 
@@ -95,8 +95,8 @@ def test_a_histogram_restarts_as_a_whole() -> None:
     sums.read(0, [histogram(2, 100)])
     sums.read(0, [histogram(2, 3)])
     (metric,) = sums.collect()
-    found = {sample.name + sample.labels.get("le", ""): sample.value for sample in metric.samples}
-    assert found == {"h_count": 103, "h_sum": 1030, "h_bucket1": 4, "h_bucket+Inf": 103}
+    samples = {sample.name + sample.labels.get("le", ""): sample.value for sample in metric.samples}
+    assert samples == {"h_count": 103, "h_sum": 1030, "h_bucket1": 4, "h_bucket+Inf": 103}
 
 
 def test_a_model_that_no_server_has_any_more_is_off_the_page_and_begins_with_nothing() -> None:
@@ -142,9 +142,9 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["count", "read", 
 def test_the_sum_has_the_last_measurement_of_each_server_and_never_falls(
     steps: Sequence[tuple[int, str, int]],
 ) -> None:
-    """Against a simulation that knows which count each server's life has had."""
+    """Compare with a simulation that has the count of each run of each server."""
     sums, lives, reported, shown = MetricSums(), [0, 0, 0], [0, 0, 0], 0.0
-    lost = 0  # what was counted by those that have died, and told before
+    lost = 0  # counted by servers that have exited, and measured before
     for number in range(3):
         sums.read(number, [family(0)])
     for number, step, amount in steps:
@@ -157,7 +157,7 @@ def test_the_sum_has_the_last_measurement_of_each_server_and_never_falls(
             sums.ended(number)
             lost, lives[number], reported[number] = lost + reported[number], 0, 0
             sums.read(number, [family(0)])
-        (found,) = values(sums)
-        assert found == lost + sum(reported)
-        assert found >= shown
-        shown = found
+        (total,) = values(sums)
+        assert total == lost + sum(reported)
+        assert total >= shown
+        shown = total

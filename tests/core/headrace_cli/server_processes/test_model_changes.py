@@ -1,4 +1,4 @@
-"""A load by name is made by all servers, or is no success; one that comes later makes it before it serves."""
+"""A load by name is applied by all servers, or fails. A server that joins later applies it before it serves."""
 
 from __future__ import annotations
 

@@ -62,15 +62,15 @@ class Line:
     def send(self, *batch: Ticket) -> Sequence[ReceivedRequest]:
         numbered = list(enumerate(batch, self._call))
         self._call += len(batch)
-        found: list[ReceivedRequest] = []
+        requests: list[ReceivedRequest] = []
         self.kinds = []
         for message in frames(self.writer.requests(numbered)):
-            found += self.reader.receive(message)
+            requests += self.reader.receive(message)
             self.kinds.append(message.kind)
         (message,) = frames(Encoder(None).requests(numbered))
         wanted = decoder().requests(message, model_name="m", model_version="7")
-        assert list(map(seen, found)) == list(map(seen, wanted))
-        return found
+        assert list(map(seen, requests)) == list(map(seen, wanted))
+        return requests
 
 
 def plain(value: float = 0, shape: tuple[int, ...] = (1, 4), **rest: Any) -> Ticket:
@@ -90,8 +90,8 @@ def test_a_request_that_is_like_the_one_before_travels_undescribed() -> None:
 def test_a_model_may_write_to_what_arrives() -> None:
     line = Line()
     for _ in range(3):
-        (found,) = line.send(plain(1))
-        found.inputs["x"][:] = 2  # type: ignore[index]
+        (request,) = line.send(plain(1))
+        request.inputs["x"][:] = 2  # type: ignore[index]
 
 
 def test_requests_that_differ_in_anything_else_are_not_alike() -> None:

@@ -241,7 +241,7 @@ def test_the_loop_lingers_for_the_next_request(clock: Clock) -> None:
 
     timeouts = watch(scenario)
     slept = [index for index, timeout in enumerate(timeouts) if timeout]
-    assert min(slept) > 100  # ten times ten turns came first
+    assert min(slept) > 100  # ten times ten turns were first
     assert clock.polls >= 80
 
 

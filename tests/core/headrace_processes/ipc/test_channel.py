@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """The server's end: a thread reads it and records what it reads."""
+    """The server's end: a thread reads it and records the frames."""
 
     def __init__(self, end: socket.socket) -> None:
         self.heard: list[int] = []
@@ -185,7 +185,7 @@ def test_answers_added_while_another_is_written_share_a_message() -> None:
 
 
 def test_answers_of_one_step_are_gathered_and_precede_later_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered waits for its time, for too many of them, for the answers of a batch, or for `flush`."""
+    """Gathered answers are sent after a time, above a number, before the answers of a batch, or by `flush`."""
     monkeypatch.setattr(channel, "_GATHER_S", 0.05)
     monkeypatch.setattr(channel, "_MAX_GATHERED", 6)
     ours, theirs = socket.socketpair()

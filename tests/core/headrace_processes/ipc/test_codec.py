@@ -1,4 +1,4 @@
-"""The messages between two processes: decoding returns what was encoded, and malformed messages are refused."""
+"""The messages between two processes: decoding returns the encoded values, and malformed messages are refused."""
 
 from __future__ import annotations
 
@@ -111,18 +111,18 @@ def ignore(*arguments: object) -> None: ...
 
 
 def only(message: bytes, writable: bool = False) -> Frame:
-    (found,) = FrameParser(writable).feed(message)
-    return found
+    (frame,) = FrameParser(writable).feed(message)
+    return frame
 
 
 def decoder(places: Places | None = None) -> Decoder:
     return Decoder(places.reader, places.free) if places else Decoder(None, ignore)
 
 
-def assert_same_tensors(found: Any, expected: Any) -> None:
-    assert list(found) == list(expected)
+def assert_same_tensors(actual: Any, expected: Any) -> None:
+    assert list(actual) == list(expected)
     for name, tensor in expected.items():
-        other = found[name]
+        other = actual[name]
         assert (type(other), other.shape) == (type(tensor), tensor.shape)
         if isinstance(tensor, BytesTensor):
             assert other.items() == tensor.items()
@@ -131,29 +131,29 @@ def assert_same_tensors(found: Any, expected: Any) -> None:
             assert other.tobytes() == tensor.tobytes()
 
 
-def assert_same_request(found: ReceivedRequest, sent: Ticket) -> None:
+def assert_same_request(decoded: ReceivedRequest, sent: Ticket) -> None:
     expected = sent.request
-    assert (found.rows, found.pinned) == (sent.rows, sent.pinned)
+    assert (decoded.rows, decoded.pinned) == (sent.rows, sent.pinned)
     for field in ("id", "outputs", "parameters", "priority", "timeout_us", "sequence_id", "callers"):
-        assert getattr(found, field) == getattr(expected, field), field
-    assert [type(value) for value in found.parameters.values()] == [type(v) for v in expected.parameters.values()]
-    assert (found.sequence_start, found.sequence_end) == (expected.sequence_start, expected.sequence_end)
-    assert_same_tensors(found.inputs, expected.inputs)
+        assert getattr(decoded, field) == getattr(expected, field), field
+    assert [type(value) for value in decoded.parameters.values()] == [type(v) for v in expected.parameters.values()]
+    assert (decoded.sequence_start, decoded.sequence_end) == (expected.sequence_start, expected.sequence_end)
+    assert_same_tensors(decoded.inputs, expected.inputs)
 
 
-def assert_same_reply(found: Reply, expected: Reply) -> None:
-    assert found[:3] == expected[:3]
+def assert_same_reply(decoded: Reply, expected: Reply) -> None:
+    assert decoded[:3] == expected[:3]
     if isinstance(expected.answer, InferResponse):
-        assert isinstance(found.answer, InferResponse)
-        assert found.answer.parameters == expected.answer.parameters
-        assert_same_tensors(found.answer.outputs, expected.answer.outputs)
+        assert isinstance(decoded.answer, InferResponse)
+        assert decoded.answer.parameters == expected.answer.parameters
+        assert_same_tensors(decoded.answer.outputs, expected.answer.outputs)
     elif expected.answer is not None:
-        assert isinstance(found.answer, HeadraceError)
-        assert isinstance(found.answer, Rescheduled) is isinstance(expected.answer, Rescheduled)
+        assert isinstance(decoded.answer, HeadraceError)
+        assert isinstance(decoded.answer, Rescheduled) is isinstance(expected.answer, Rescheduled)
         for field in ("message", "code"):
-            assert getattr(found.answer, field) == getattr(expected.answer, field)
+            assert getattr(decoded.answer, field) == getattr(expected.answer, field)
     else:
-        assert found.answer is None
+        assert decoded.answer is None
 
 
 def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
@@ -169,9 +169,9 @@ def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
 @given(st.lists(tickets(), max_size=4), st.booleans())
 def test_requests_are_read_as_they_were_written(batch: list[Ticket], writable: bool) -> None:
     message = Encoder(None).requests(list(enumerate(batch, 2**63)))
-    found = decoder().requests(only(message, writable))
-    assert [request.call for request in found] == [2**63 + index for index in range(len(batch))]
-    for request, expected in zip(found, batch, strict=True):
+    decoded = decoder().requests(only(message, writable))
+    assert [request.call for request in decoded] == [2**63 + index for index in range(len(batch))]
+    for request, expected in zip(decoded, batch, strict=True):
         assert_same_request(request, expected)
 
 
@@ -180,8 +180,8 @@ def test_requests_are_read_as_they_were_written(batch: list[Ticket], writable: b
 def test_answers_are_read_as_they_were_written(sent: list[Reply], kind: Kind) -> None:
     message = only(Encoder(None).answers(sent, TIMES if kind == Kind.DONE else None))
     assert message.kind == kind
-    for found, expected in zip(decoder().answers(message), sent, strict=True):
-        assert_same_reply(found, expected)
+    for decoded, expected in zip(decoder().answers(message), sent, strict=True):
+        assert_same_reply(decoded, expected)
     if kind == Kind.DONE:
         assert read_times(message) == TIMES
 
@@ -191,8 +191,8 @@ def test_answers_are_read_as_they_were_written(sent: list[Reply], kind: Kind) ->
 def test_frames_survive_any_cut(batch: list[Ticket], places: list[int], writable: bool) -> None:
     encoder, frames, reader = Encoder(None), FrameParser(writable), decoder()
     stream = b"".join(encoder.requests([(0, ticket)]) for ticket in batch)
-    found = [reader.requests(each) for piece in cut(stream, places) for each in frames.feed(piece)]
-    for (request,), expected in zip(found, batch, strict=True):
+    decoded = [reader.requests(each) for piece in cut(stream, places) for each in frames.feed(piece)]
+    for (request,), expected in zip(decoded, batch, strict=True):
         assert_same_request(request, expected)
 
 
@@ -201,9 +201,9 @@ def test_a_frame_may_arrive_byte_by_byte_and_be_larger_than_a_read() -> None:
     small = Encoder(None).requests([(1, make_ticket("m", {"x": array[:9]}, ignore))])
     large = Encoder(None).requests([(1, make_ticket("m", {"x": np.tile(array, 9)}, ignore))])
     frames = FrameParser()
-    found = [each for byte in small for each in frames.feed(bytes([byte]))]
-    found += [each for piece in cut(large + small, range(0, len(large), 65536)) for each in frames.feed(piece)]
-    sizes = [decoder().requests(each)[0].inputs["x"].shape for each in found]
+    parsed = [each for byte in small for each in frames.feed(bytes([byte]))]
+    parsed += [each for piece in cut(large + small, range(0, len(large), 65536)) for each in frames.feed(piece)]
+    sizes = [decoder().requests(each)[0].inputs["x"].shape for each in parsed]
     assert sizes == [(9,), (360_000,), (9,)]
 
 
@@ -228,8 +228,8 @@ def test_arrays_are_aligned_after_any_data(writable: bool) -> None:
 
 def test_a_request_to_another_model_has_its_name() -> None:
     request = InferRequest("other", {}, model_version="7", decoupled=True)
-    (found,) = decoder().requests(only(Encoder(None).request(5, request)))
-    assert (found.model_name, found.model_version, found.decoupled) == ("other", "7", True)
+    (decoded,) = decoder().requests(only(Encoder(None).request(5, request)))
+    assert (decoded.model_name, decoded.model_version, decoded.decoupled) == ("other", "7", True)
 
 
 def test_messages_without_tensors() -> None:
@@ -507,7 +507,7 @@ def test_the_sender_of_a_request_travels_to_the_process_of_a_model() -> None:
     caller = Caller("http", principal="alice", deadline_ns=7, trace_context=trace)
     request = InferRequest("m", {"x": np.zeros(2, np.float32)})
     request.send_as(caller)
-    nested = InferRequest("m", {"x": np.zeros(2, np.float32)}, caller=request)  # what a model asks for it
+    nested = InferRequest("m", {"x": np.zeros(2, np.float32)}, caller=request)  # a request that a model sends for it
     frame = only(Encoder(None).requests([(1, Ticket(request, ignore)), (2, Ticket(nested, ignore))]))
     for received in Decoder(None, ignore).requests(frame):
         sender = received.sender

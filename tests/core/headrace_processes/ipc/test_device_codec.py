@@ -1,4 +1,4 @@
-"""Messages with tensors in device memory: what arrives, and what is refused."""
+"""Messages with tensors in device memory: they arrive unchanged, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Sides:
         self.decoder = DeviceDecoder(None, lambda offset: None, received)
 
     def staged(self, array: Any = X) -> Any:
-        found = self.sent.stage(on_gpu(array, self.cuda))
-        assert found is not None
-        return found
+        staged = self.sent.stage(on_gpu(array, self.cuda))
+        assert staged is not None
+        return staged
 
     def blocks(self) -> int:
         self.sent._collect()
@@ -52,12 +52,12 @@ def parsed(message: bytes) -> Frame:
 def test_inputs_and_requested_outputs_on_the_device(sides: Sides) -> None:
     inputs = {"a": sides.staged(), "b": X}
     request = LocatedRequest.of(InferRequest("m", inputs), {}, None, {"y": False, "z": True})
-    (found,) = sides.decoder.requests(parsed(sides.encoder.request(1, request)))
-    tensor: Any = found.inputs["a"]
+    (decoded,) = sides.decoder.requests(parsed(sides.encoder.request(1, request)))
+    tensor: Any = decoded.inputs["a"]
     np.testing.assert_array_equal(tensor.to_host(), X)
-    np.testing.assert_array_equal(found.inputs["b"], X)
-    assert found.targets == {"y": ON_DEVICE, "z": ON_BOTH}
-    assert on_device_of(found.targets) == {"y": False, "z": True}
+    np.testing.assert_array_equal(decoded.inputs["b"], X)
+    assert decoded.targets == {"y": ON_DEVICE, "z": ON_BOTH}
+    assert on_device_of(decoded.targets) == {"y": False, "z": True}
 
 
 def test_outputs_on_the_device(sides: Sides) -> None:

@@ -143,7 +143,7 @@ def test_tensors_stay_readable_after_the_end_of_the_sender(pair: Pair) -> None:
     assert len(pair.there.mapped) == 1
     del tensor
     until(lambda: not pair.there.mapped)
-    assert pair.used() == 1  # it was told nothing more
+    assert pair.used() == 1  # it has received nothing more
 
 
 @pytest.mark.parametrize("gpus", [(), ("ff" * 16,)])

@@ -1,4 +1,4 @@
-"""A peer that asks the engine over `headrace_processes.ipc`, without the rest of a model's process."""
+"""A peer that sends requests to the engine over `headrace_processes.ipc`, without the rest of a model's process."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_any_peer_is_answered_by_the_server_and_releases_read_blocks(
     writers = ends.engine._writer, ends.frontend._sender._writer
 
     def are_empty() -> bool:
-        ends.frontend.ask("echo", [1.0])  # what has been read is told with the next message
+        ends.frontend.ask("echo", [1.0])  # read responses are reported with the next message
         return all(writer._free_list.is_empty for writer in writers)
 
     wait_until(are_empty, "nothing is left in the arenas")

@@ -35,9 +35,9 @@ IDS = st.text(st.characters(codec="utf-8"), max_size=5)
 
 def met(writer: LayoutWriter, request: InferRequest) -> Layout | None:
     key = request_key(request)
-    found = writer.known.get(key)
-    if found is not None or key is None:
-        return found
+    layout = writer.known.get(key)
+    if layout is not None or key is None:
+        return layout
     return writer.layout_for_key(key, request.model_name, request.model_version, request.outputs, request.inputs)
 
 
@@ -222,7 +222,7 @@ def test_ever_new_shapes_do_not_grow_the_cache_and_old_layouts_stay_valid() -> N
 
 
 def ready() -> tuple[LayoutReader, bytes]:
-    """Return a reader that knows a layout, and a message of two requests of it."""
+    """Return a reader that has a layout, and a message of two requests of it."""
     writer, reader = LayoutWriter(), LayoutReader()
     layout = known(writer, request())
     sent = [request(id="a"), request(id="bc")]
@@ -235,9 +235,9 @@ def test_a_message_of_requests_that_is_altered_is_refused_or_read_within_its_bou
     reader, message = ready()
     for value in (0, 1, 3, 255, 1 << 31, (1 << 32) - 1):
         altered = message[: 16 + at] + Struct("<I").pack(value) + message[20 + at :]
-        found = frames(message)[0]._replace(body=altered)
+        damaged = frames(message)[0]._replace(body=altered)
         try:
-            arrived = reader.requests(found)
+            arrived = reader.requests(damaged)
         except ProtocolError:
             continue
         assert len(arrived.inputs) == 2

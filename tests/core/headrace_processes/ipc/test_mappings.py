@@ -68,8 +68,8 @@ def _reply(answer: Any, final: bool) -> None:
 
 
 def framed(message: bytes) -> Frame:
-    (found,) = FrameParser().feed(message)
-    return found
+    (frame,) = FrameParser().feed(message)
+    return frame
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def test_an_input_is_the_memory_of_the_client_itself(ends: Ends) -> None:
     np.asarray(client).view(np.float32)[:] = np.arange(SIZE // 4)
     message, received = ends.request(InferRequest("m", {"x": tensor_in(client, INLINE, INLINE // 4)}))
     assert len(message) < 200
-    found: Any = received.inputs["x"]
-    assert found.tolist() == [[*range(INLINE // 4, INLINE // 2)]]
+    tensor: Any = received.inputs["x"]
+    assert tensor.tolist() == [[*range(INLINE // 4, INLINE // 2)]]
     np.asarray(client).view(np.float32)[INLINE // 4] = 7
-    assert found[0, 0] == 7, "no copy was made"
+    assert tensor[0, 0] == 7, "no copy was made"
     again, received = ends.request(InferRequest("m", {"x": tensor_in(client, 0, INLINE // 4)}))
     assert (len(again), received.inputs["x"][0, 1]) == (len(message), 1)  # type: ignore[index]
 
@@ -202,14 +202,14 @@ def test_a_mapping_whose_file_cannot_be_opened_again_is_copied(ends: Ends) -> No
         message, received = ends.request(InferRequest("m", {"x": tensor_in(client, 0, INLINE // 4)}))
         assert len(message) > INLINE
         assert mapping_of(received.inputs["x"]) is None  # type: ignore[arg-type]
-    assert Closed.asked == 1
+    assert Closed.attempts == 1
 
 
 class Closed(Client):
-    asked = 0
+    attempts = 0
 
     def reopen(self) -> int:
-        Closed.asked += 1
+        Closed.attempts += 1
         return SharedMapping.reopen(self)
 
 

@@ -47,12 +47,12 @@ class Both:
     def received(self, count: int = 1) -> list[Reply]:
         """Return the next ``count`` replies. The event loop must not be needed for them."""
         frames = FrameParser()
-        found: list[Reply] = []
+        replies: list[Reply] = []
         decoder = Decoder(None, lambda offset: None)
-        while len(found) < count:
+        while len(replies) < count:
             for message in frames.feed(self.child.recv(1 << 20)):
-                found += decoder.answers(message)
-        return found
+                replies += decoder.answers(message)
+        return replies
 
 
 def run(scenario: Callable[[Both], Coroutine[Any, Any, None]]) -> None:
@@ -117,9 +117,9 @@ def test_a_child_that_does_not_read_loses_nothing() -> None:
         while await ends.send(count, response(6000, parameters={"text": "x" * 150_000})):
             count += 1
         assert count
-        found = await asyncio.to_thread(ends.received, count)
-        assert [reply.call for reply in found] == list(range(count))
-        assert {len(str(reply.answer.parameters["text"])) for reply in found} == {150_000}  # type: ignore[union-attr]
+        replies = await asyncio.to_thread(ends.received, count)
+        assert [reply.call for reply in replies] == list(range(count))
+        assert {len(str(reply.answer.parameters["text"])) for reply in replies} == {150_000}  # type: ignore[union-attr]
 
     run(scenario)
 
@@ -248,7 +248,7 @@ def test_the_answer_to_an_interrupted_call_is_never_taken_for_anothers(
         with pytest.raises(Interruption):
             ends.ask(1)
     ends.answer(1, "too late")
-    assert ends.ask(2) is False  # then it goes another way
+    assert ends.ask(2) is False  # then the loop sends it
 
 
 # ------------------------------------------------------------------ requests that are cancelled
@@ -279,7 +279,7 @@ def test_a_cancelled_request_is_reported_by_its_number_without_a_search() -> Non
 
 
 def test_the_reads_of_a_request_are_sent_together() -> None:
-    """One message for `READS` of them. The producer, which waits for half of its window to be read, goes on."""
+    """One message for `READS` of them. The producer, which waits until half of its window is read, resumes."""
     assert UNREAD // 2 % READS == 0
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Memory that another program owns: mapped at any offset, found by its tensors, and gone with the last of them."""
+"""Memory that another program owns: mapped at any offset, found by its tensors, and unmapped with the last of them."""
 
 from __future__ import annotations
 

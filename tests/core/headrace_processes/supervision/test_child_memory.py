@@ -14,7 +14,7 @@ from headrace_processes.supervision.child_memory import memory_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 _MIB = 1 << 20
-#: Allocates so many MiB, says so, and waits.
+#: Allocates this many MiB, prints a line, and waits.
 _CHILD = "import sys; kept = bytearray(b'x') * (int(sys.argv[1]) << 20); print('ready', flush=True); sys.stdin.read()"
 
 

@@ -15,14 +15,14 @@ class Patient:
 
     def __init__(self, max_missed: int = 3) -> None:
         self.clock = ManualClock()
-        self.asked = self.lost = 0
+        self.pings = self.lost = 0
         self.heart = Heartbeat(self._later, self._ask, self._lose, max_missed)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> DelayedCall:
         return self.clock.call_later(int(delay_s * 1e9), call)
 
     def _ask(self) -> None:
-        self.asked += 1
+        self.pings += 1
 
     def _lose(self) -> None:
         self.lost += 1
@@ -35,7 +35,7 @@ def test_process_that_answers_is_pinged_every_second_and_never_lost() -> None:
     patient = Patient()
     for second in range(1, 100):
         patient.live(1)
-        assert patient.asked == second
+        assert patient.pings == second
         patient.heart.answered()
     assert patient.lost == 0
 
@@ -45,11 +45,11 @@ def test_process_that_does_not_answer_is_pinged_once_and_lost_after_the_limit() 
     patient.live(1)
     assert patient.heart.is_waiting
     patient.live(2.9)
-    assert (patient.asked, patient.lost) == (1, 0)
+    assert (patient.pings, patient.lost) == (1, 0)
     patient.live(0.1)
-    assert (patient.asked, patient.lost) == (1, 1)
+    assert (patient.pings, patient.lost) == (1, 1)
     patient.live(100)
-    assert (patient.asked, patient.lost) == (1, 1)
+    assert (patient.pings, patient.lost) == (1, 1)
 
 
 @pytest.mark.parametrize("missed", [1, 2])

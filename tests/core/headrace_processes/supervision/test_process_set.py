@@ -93,24 +93,24 @@ async def kept(processes: ProcessSet[Idle]) -> AsyncIterator[None]:
 
 def test_drained_processes_exit_with_the_status_that_they_return() -> None:
     async def scenario() -> None:
-        found = ProcessSet(2, lambda number: Idle(number, status=number))
-        await found.start()
-        assert [process.has_started for process in found.processes] == [True, True]
-        async with kept(found):
+        processes = ProcessSet(2, lambda number: Idle(number, status=number))
+        await processes.start()
+        assert [process.has_started for process in processes.processes] == [True, True]
+        async with kept(processes):
             pass
-        await found.drain()
-        assert [process.exit_code for process in found.processes] == [0, 1]
-        assert [process.has_started for process in found.processes] == [False, False]
+        await processes.drain()
+        assert [process.exit_code for process in processes.processes] == [0, 1]
+        assert [process.has_started for process in processes.processes] == [False, False]
 
     run(scenario())
 
 
 def test_one_that_takes_its_time_to_end_is_not_killed_for_it() -> None:
     async def scenario() -> None:
-        found = ProcessSet(1, lambda number: Idle(number, status=2))
-        await found.start()
-        await found.drain()
-        assert [(process.exit_code, process.reason) for process in found.processes] == [
+        processes = ProcessSet(1, lambda number: Idle(number, status=2))
+        await processes.start()
+        await processes.drain()
+        assert [(process.exit_code, process.reason) for process in processes.processes] == [
             (2, "idle 0 exited with status 2")
         ]
 
@@ -147,16 +147,16 @@ def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog
                 raise AssertionError("one too many")
             return kind(number)
 
-        found = ProcessSet(1, make)
-        await found.start()
-        async with kept(found):
-            (first,) = found.processes
+        processes = ProcessSet(1, make)
+        await processes.start()
+        async with kept(processes):
+            (first,) = processes.processes
             os.kill(first.pid, signal.SIGKILL)
             await first.ended.wait()
-            while not (found.processes[0] is not first and found.processes[0].has_started):
+            while not (processes.processes[0] is not first and processes.processes[0].has_started):
                 await asyncio.sleep(0.01)
-        await found.drain()
-        found.end()
+        await processes.drain()
+        processes.end()
 
     run(scenario())
     lines = [record.getMessage() for record in caplog.records if "idle 0" in record.getMessage()]
@@ -188,16 +188,16 @@ def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
             made.append(number)
             return (Idle, Hasty)[len(made) > 1](number)
 
-        found = ProcessSet(1, make)
-        await found.start()
-        async with kept(found):
-            (first,) = found.processes
+        processes = ProcessSet(1, make)
+        await processes.start()
+        async with kept(processes):
+            (first,) = processes.processes
             os.kill(first.pid, signal.SIGKILL)
             await has_restarted.wait()
             for _ in range(turns):
                 await asyncio.sleep(0)
-        await found.drain()
-        assert found.processes[0].exit_code == 0
+        await processes.drain()
+        assert processes.processes[0].exit_code == 0
         assert made == [0, 0]
 
     run(scenario())
@@ -207,9 +207,11 @@ def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
 
 def test_processes_that_were_never_started_end_at_once() -> None:
     async def scenario() -> None:
-        found = ProcessSet(2, Idle)
-        await found.drain()
-        assert [process.reason for process in found.processes] == [f"idle {n} was not needed any more" for n in (0, 1)]
+        processes = ProcessSet(2, Idle)
+        await processes.drain()
+        assert [process.reason for process in processes.processes] == [
+            f"idle {n} was not needed any more" for n in (0, 1)
+        ]
 
     run(scenario())
 
@@ -232,18 +234,18 @@ def test_one_that_dies_again_is_followed_after_the_delay_of_the_policy(monkeypat
         return Idle(number)
 
     async def scenario() -> None:
-        found = ProcessSet(1, make)
-        await found.start()
-        async with kept(found):
+        processes = ProcessSet(1, make)
+        await processes.start()
+        async with kept(processes):
             for count in (1, 2):
-                while not (len(made) == count and found.processes[0].has_started):
+                while not (len(made) == count and processes.processes[0].has_started):
                     await asyncio.sleep(0.01)
-                os.kill(found.processes[0].pid, signal.SIGKILL)
+                os.kill(processes.processes[0].pid, signal.SIGKILL)
             await started.wait()
             for _ in range(20):
                 await asyncio.sleep(0)
             assert len(made) == 2
-        found.end()
+        processes.end()
 
     run(scenario())
 
@@ -258,14 +260,14 @@ def test_a_process_that_is_being_launched_when_all_are_to_end_is_killed() -> Non
             return super().launch()
 
     async def scenario() -> None:
-        found = ProcessSet(1, Slow)
+        processes = ProcessSet(1, Slow)
         async with anyio.create_task_group() as starting:
-            starting.start_soon(found.start)
+            starting.start_soon(processes.start)
             await asyncio.to_thread(launching.wait, 60)
             starting.cancel_scope.cancel()
             may_go_on.set()
-        await found.drain()
-        (process,) = found.processes
+        await processes.drain()
+        (process,) = processes.processes
         assert (process.exit_code, process.reason) == (-signal.SIGKILL, "idle 0 was not needed any more")
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
@@ -275,11 +277,11 @@ def test_a_process_that_is_being_launched_when_all_are_to_end_is_killed() -> Non
 
 def test_the_first_that_cannot_start_ends_the_start_of_the_others() -> None:
     async def scenario() -> None:
-        found = ProcessSet(2, lambda number: (Idle(0, "fail"), Idle(1, "wait"))[number])
+        processes = ProcessSet(2, lambda number: (Idle(0, "fail"), Idle(1, "wait"))[number])
         with pytest.raises(HeadraceError, match=r"^no port$"):
-            await found.start()
-        assert not found.processes[1].has_started
-        await found.drain()
-        assert found.processes[1].exit_code == 0
+            await processes.start()
+        assert not processes.processes[1].has_started
+        await processes.drain()
+        assert processes.processes[1].exit_code == 0
 
     run(scenario())
