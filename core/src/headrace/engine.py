@@ -368,7 +368,7 @@ class Engine:
         else:
             call()
 
-    def tell_ready(self) -> None:
+    def notify_ready(self) -> None:
         """Make the calls of `when_ready`. The server calls this once."""
         for call in self._when_ready:
             call()

@@ -70,8 +70,8 @@ class OffLoopWork:
         self._pool = ThreadPoolExecutor(THREADS, "headrace-off-loop")
         self._count = 0
         #: Counts the bytes of ``begin``, less when the work is done. Raises `OutOfMemory` if there are too many.
-        self.count: Callable[[int], None] = _nobody
-        self._giving_back: asyncio.TimerHandle | None = None
+        self.count: Callable[[int], None] = _count_nothing
+        self._release_timer: asyncio.TimerHandle | None = None
 
     def begin(
         self, work: Callable[[], T], done: Callable[[T | Exception], None], log_id: str = "", size_bytes: int = 0
@@ -91,8 +91,8 @@ class OffLoopWork:
             self.count(size_bytes)
         job = _Job(asyncio.get_running_loop(), self._deliver, work, done, size_bytes)
         self._count += 1
-        if self._giving_back is not None:
-            self._giving_back.cancel()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
         try:
             self._pool.submit(job)
         except RuntimeError as error:  # a thread that starts later finds the job, without its work
@@ -118,16 +118,16 @@ class OffLoopWork:
         return outcome
 
     def give_back_later(self) -> None:
-        """Return memory to the system later, after something large was held that no thread has worked on."""
-        if self._giving_back is not None:
-            self._giving_back.cancel()
+        """Return memory to the system after a quiet time: something large was freed outside of these threads."""
+        if self._release_timer is not None:
+            self._release_timer.cancel()
         if not self._count:
-            self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self.give_back)
+            self._release_timer = asyncio.get_running_loop().call_later(QUIET_S, self.give_back)
 
     def close(self) -> None:
         """Start no more work. Results of running work are dropped."""
-        if self._giving_back is not None:
-            self._giving_back.cancel()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _deliver(self, job: _Job[T], outcome: T | Exception) -> None:
@@ -154,8 +154,8 @@ class OffLoopWork:
                 self._pool.submit(give_back)
 
 
-def _nobody(size_bytes: int) -> None:
-    """Count nothing."""
+def _count_nothing(size_bytes: int) -> None:
+    """Do nothing: no bytes are counted."""
 
 
 def _settle(future: asyncio.Future[T | Exception], outcome: T | Exception) -> None:

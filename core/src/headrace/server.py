@@ -178,7 +178,7 @@ class Server:
             await self.stop()
             raise
         if not self.engine.exiting:
-            self.engine.tell_ready()
+            self.engine.notify_ready()
 
     async def choose_frontends(self) -> list[type[Frontend]]:
         """Return the frontends that the options choose.

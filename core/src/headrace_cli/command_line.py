@@ -41,7 +41,7 @@ class WordError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenFlag:
     """A flag on the command line, with the text of its value."""
 
     flag: Flag
@@ -86,9 +86,9 @@ def parse_options(words: Sequence[str]) -> ServerOptions:
     return read_options(words, {})[0]
 
 
-def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
+def split(words: Sequence[str]) -> tuple[list[GivenFlag], list[str]]:
     """Return the flags of Headrace with their texts, and the other words."""
-    read_flags: list[Given] = []
+    read_flags: list[GivenFlag] = []
     rest: list[str] = []
     waiting = iter(words)
     for word in waiting:
@@ -105,7 +105,7 @@ def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
             raise WordError(f"option '--{flag.name}' doesn't allow an argument")
         if flag.read is not None and not equals:
             text = _next(waiting, flag)
-        read_flags.append(Given(flag, text))
+        read_flags.append(GivenFlag(flag, text))
     return read_flags, rest
 
 
@@ -167,17 +167,17 @@ def _explain(word: str, groups: Sequence[type[OptionGroup]], before: str) -> Con
     return WordError(f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else ""))
 
 
-def _values(flags: Sequence[Given]) -> dict[str, Any]:
+def _values(flags: Sequence[GivenFlag]) -> dict[str, Any]:
     """Return the value of each field. A deprecated flag is ignored if its replacement is given."""
     current = {one.flag.option for one in flags if not one.flag.deprecated}
-    by_field: dict[str, list[Given]] = {}
+    by_field: dict[str, list[GivenFlag]] = {}
     for one in flags:
         if not (one.flag.deprecated and one.flag.option in current):
             by_field.setdefault(one.flag.option, []).append(one)
     return {field: _combine(group) for field, group in by_field.items()}
 
 
-def _combine(group: Sequence[Given]) -> Any:
+def _combine(group: Sequence[GivenFlag]) -> Any:
     flag = group[0].flag
     values = [_read(one) for one in group]
     try:
@@ -186,7 +186,7 @@ def _combine(group: Sequence[Given]) -> Any:
         raise _bad(flag, error, group[-1].text) from error
 
 
-def _read(one: Given) -> Any:
+def _read(one: GivenFlag) -> Any:
     try:
         return one.flag.read(one.text) if one.flag.read else True
     except ValueError as error:
@@ -210,7 +210,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _check_cache(flags: Sequence[Given]) -> None:
+def _check_cache(flags: Sequence[GivenFlag]) -> None:
     if {"response-cache-byte-size", "cache-config"} <= {one.flag.name for one in flags}:
         raise ConfigError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
@@ -218,7 +218,7 @@ def _check_cache(flags: Sequence[Given]) -> None:
         )
 
 
-def _deprecation(old: Given, flags: Sequence[Given]) -> Iterator[str]:
+def _deprecation(old: GivenFlag, flags: Sequence[GivenFlag]) -> Iterator[str]:
     """Yield Triton's warnings for a deprecated flag, and for one that its replacement overrides."""
     flag = old.flag
     if flag.setting:
@@ -242,6 +242,6 @@ def _deprecation(old: Given, flags: Sequence[Given]) -> Iterator[str]:
             yield f"Overriding deprecated '--{flag.name}' from False to True in favor of '--{flag.deprecated}'!"
 
 
-def _warnings(flags: Sequence[Given]) -> list[str]:
+def _warnings(flags: Sequence[GivenFlag]) -> list[str]:
     old = {one.flag.name: one for one in flags if one.flag.deprecated}
     return [f"Warning: {line}" for one in old.values() for line in _deprecation(one, flags)]

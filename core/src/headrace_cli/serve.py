@@ -195,12 +195,12 @@ async def serve_until(
     loaded: Callable[[], Awaitable[None]] | None = None,
     started: Callable[[], None] | None = None,
     *,
-    tells_tables: bool = True,
+    logs_tables: bool = True,
 ) -> int:
     """Serve until ``told_to_stop`` is set, even if models are still loading. Return the exit code, or exit.
 
     ``loaded`` is awaited when the models are loaded, before shared ports are opened. ``started`` is called when the
-    server accepts requests. With ``tells_tables``, the tables of models and options are logged.
+    server accepts requests. With ``logs_tables``, the tables of models and options are logged.
     """
     options = server.options
     garbage = CollectionPolicy(asyncio.get_running_loop(), held_bytes=lambda: budget_of(server.engine).total_bytes)
@@ -211,7 +211,7 @@ async def serve_until(
     async def start() -> None:
         nonlocal is_starting
         try:
-            await _start(server, garbage, loaded, tells_tables)
+            await _start(server, garbage, loaded, logs_tables)
             if started is not None:
                 started()
         except Exception as error:  # log any reason, and stop in order
@@ -230,7 +230,7 @@ async def serve_until(
         _complain(options, f"error: creating server: {_words(failure)}")
     garbage.close()
     await _stop(server)
-    return _leave(server, len(failures))
+    return _exit(server, len(failures))
 
 
 def _watch_signals(told_to_stop: asyncio.Event) -> None:
@@ -246,18 +246,18 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
 
 
 async def _start(
-    server: Server, garbage: CollectionPolicy, loaded: Callable[[], Awaitable[None]] | None, tells_tables: bool
+    server: Server, garbage: CollectionPolicy, loaded: Callable[[], Awaitable[None]] | None, logs_tables: bool
 ) -> None:
     """Open the ports and load the models: the ports first, unless ``--listen-while-loading=false``.
 
     Then a port in use is reported at once, and probes are answered meanwhile.
     """
-    if tells_tables:
+    if logs_tables:
         server.when_ready(partial(startup.log_tables, server))
     await server.choose_frontends()  # report what is missing before a long load
     if server.options.listen_while_loading:
         await server.start_frontends()
-    if tells_tables:
+    if logs_tables:
         log_openness(server.options)
     try:
         await server.start()
@@ -293,7 +293,7 @@ def _words(error: Exception) -> str:
     return f"Internal - {type(error).__name__}: {error}"
 
 
-def _leave(server: Server, code: int) -> int:
+def _exit(server: Server, code: int) -> int:
     """Return ``code``. If a thread still runs, exit with ``code`` at once: it would run while the interpreter ends."""
     if server.has_left_threads:
         _exit_now(code)

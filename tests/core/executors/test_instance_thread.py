@@ -25,7 +25,7 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Wait
 from headrace.schedulers.dynamic import DirectScheduler
 from headrace.schedulers.model_queue import ModelQueue
-from headrace.telemetry.log_output import speak_for, speaker
+from headrace.telemetry.log_output import current_model, set_thread_model
 from headrace.telemetry.statistics import ModelStatistics
 from tests.core.conftest import make_ticket
 
@@ -135,8 +135,8 @@ def test_a_load_that_fails_later_closes_its_instance_on_its_own_thread() -> None
 def test_only_threads_that_may_be_reused_are_and_keep_nothing_of_their_work() -> None:
     async def scenario() -> None:
         def work() -> tuple[threading.Thread, str]:
-            before, current = speaker(), threading.current_thread()
-            speak_for("m")
+            before, current = current_model(), threading.current_thread()
+            set_thread_model("m")
             return current, before
 
         first = (await threads.apart(work, "a", is_reused=True))[0]

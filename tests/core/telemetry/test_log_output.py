@@ -13,7 +13,7 @@ import pytest
 BEGIN = """
 import os, sys, threading
 from headrace.telemetry import log_output
-from headrace.telemetry.log_output import speak_for, set_process_model
+from headrace.telemetry.log_output import set_thread_model, set_process_model
 undo = log_output.record_prints()
 """
 
@@ -52,7 +52,7 @@ def test_text_without_a_newline_waits_for_one_or_for_a_flush() -> None:
 def test_a_model_is_named_by_its_thread_or_its_process() -> None:
     output = run("""
 def work():
-    speak_for("digits")
+    set_thread_model("digits")
     print("one")
 print("before")
 thread = threading.Thread(target=work, name="digits_0")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from headrace.config.option_parts import LogFormat
 from headrace.config.options import ServerOptions
 from headrace.telemetry import log_limits
-from headrace.telemetry.log_output import LogOutput, speak_for
+from headrace.telemetry.log_output import LogOutput, set_thread_model
 from headrace.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
 from headrace.telemetry.metrics import lost_lines
 
@@ -233,7 +233,7 @@ def test_the_json_form_names_the_model_of_the_thread(opened: Log, path: Path) ->
     opened.change(LogSettings(format="json"))
 
     def work() -> None:
-        speak_for("digits")
+        set_thread_model("digits")
         logging.getLogger("somebodys_model").info("one")
         log.info("two", extra={"model": "words"})
 

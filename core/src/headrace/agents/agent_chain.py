@@ -56,7 +56,7 @@ class AgentChain:
         self._is_loaded = False
         for each in config.model_repository_agents.agents:
             kind = classes.get(each.name)
-            self._agents.append(_worded(kind.name, name, partial(kind, name, dict(each.parameters))))
+            self._agents.append(_call_agent(kind.name, name, partial(kind, name, dict(each.parameters))))
 
     def load(self, original: LocalDirectory, new_directory: Callable[[], Path]) -> LocalDirectory:
         """Call each agent's `load` with the directory ``original``. Return the directory to load from. Raises
@@ -72,7 +72,7 @@ class AgentChain:
 
         try:
             for agent in self._agents:
-                path = _worded(agent.name, self._name, partial(agent.load, path, make))
+                path = _call_agent(agent.name, self._name, partial(agent.load, path, make))
                 loaded_by.append(agent)
                 if path != original.path:
                     _check_directory(agent.name, self._name, path)
@@ -115,7 +115,7 @@ def _check_directory(agent: str, model: str, path: Path) -> None:
     check_files(path, (), allow_external_links=False)
 
 
-def _worded(agent: str, model: str, act: Callable[[], T]) -> T:
+def _call_agent(agent: str, model: str, act: Callable[[], T]) -> T:
     """Call ``act`` and return its result. Turn an exception into a `HeadraceError`."""
     try:
         return act()

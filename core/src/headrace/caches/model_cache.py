@@ -104,7 +104,7 @@ class ModelCache:
         assert remote is not None
         return remote.get(key, self._check, partial(self._found, done))
 
-    def digest_apart(self, request: InferRequest, done: Callable[[bytes | Exception], None]) -> bool:
+    def digest_on_thread(self, request: InferRequest, done: Callable[[bytes | Exception], None]) -> bool:
         """Compute the key of a large ``request`` on a thread; ``done`` is called with it. Return False if too much work
         is queued."""
         try:
@@ -118,7 +118,7 @@ class ModelCache:
         size = content_bytes(response.outputs.values())
         if size > min(LARGE_BYTES, self._cache.largest_bytes):
             if size <= self._cache.largest_bytes:
-                self._copy_apart(key, response)
+                self._copy_on_thread(key, response)
             else:
                 self._log_too_large(key, size)
             return lent(response)
@@ -126,7 +126,7 @@ class ModelCache:
         self._put(key, entry)
         return entry
 
-    def _copy_apart(self, key: bytes, response: InferResponse) -> None:
+    def _copy_on_thread(self, key: bytes, response: InferResponse) -> None:
         try:
             self._server.off_loop_work.begin(partial(own, response), partial(self._copied, key))
         except Unavailable as error:

@@ -21,7 +21,7 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
 from headrace.telemetry.log_limits import rate_limited_logger
-from headrace.telemetry.log_output import speak_for
+from headrace.telemetry.log_output import set_thread_model
 
 log = rate_limited_logger(__name__)
 
@@ -220,7 +220,7 @@ class InstanceThread:
         turn: threading.Lock,
         several: threading.Event,
     ) -> None:
-        speak_for(runner.schema.name)
+        set_thread_model(runner.schema.name)
         thread, wait = self._threads[number], self.instance.wait_to_take  # type: ignore[union-attr]
         while not number or source.calls_at_once > 1 or several.wait():
             with turn:
@@ -246,14 +246,14 @@ class InstanceThread:
 
     def _run_on_loop(self, runner: Runner, source: BatchSource, sink: LoopSink, batch: list[Ticket]) -> int:
         """Run ``batch`` on the event loop, while the thread sleeps. Return the time at which it ended."""
-        speak_for(runner.schema.name)
+        set_thread_model(runner.schema.name)
         return self._run(self._threads[0], runner, batch, source, sink.deliver_now).end_ns
 
     def _run_while_short(
         self, runner: Runner, source: BatchSource, sink: LoopSink, policy: LoopPolicy, batch: list[Ticket]
     ) -> int:
         """Do as `_run_on_loop`. If ``policy`` says so, the thread runs the next batch."""
-        speak_for(runner.schema.name)
+        set_thread_model(runner.schema.name)
         times = self._run(self._threads[0], runner, batch, source, sink.deliver_now)
         if not policy.ran(times.start_ns, times.end_ns):
             source.run_on_loop(None)

@@ -10,7 +10,7 @@ from headrace.executors.threads import LoopMailbox
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.log_limits import rate_limited_logger
-from headrace.telemetry.log_output import speak_for_nobody
+from headrace.telemetry.log_output import clear_thread_model
 
 log = rate_limited_logger(__name__)
 
@@ -47,7 +47,7 @@ class LoopSink:
 
     def deliver_now(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """`deliver` on the event loop, which has run the batch: everything is delivered when this returns."""
-        speak_for_nobody()
+        clear_thread_model()
         self._mailbox.flush()
         self._give_at_once(tickets, answers)
         try:

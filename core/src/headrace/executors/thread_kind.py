@@ -16,7 +16,7 @@ from headrace.executors.instance_thread import InstanceThread, may_run_on_loop
 from headrace.executors.kind import ExecutorKind, InstancePlan
 from headrace.executors.loop_policy import LoopPolicy
 from headrace.executors.runner import Runner
-from headrace.telemetry.log_output import speak_for
+from headrace.telemetry.log_output import set_thread_model
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _load(plan: InstancePlan, needs_any_thread: bool) -> tuple[AnyInstance, Runn
     Raises `ConfigError` if it ``needs_any_thread`` and runs on its own only.
     """
     version, model = plan.version, plan.model
-    speak_for(model.name)
+    set_thread_model(model.name)
     log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
     with failures_worded(version.backend, model.name, log):
         instance = load_instance(version.backend, model)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from headrace.errors import InternalError, summary
 from headrace.telemetry.log_limits import rate_limited_logger
-from headrace.telemetry.log_output import speak_for_nobody
+from headrace.telemetry.log_output import clear_thread_model
 
 log = rate_limited_logger(__name__)
 
@@ -121,7 +121,7 @@ class _Worker:
             if self.then is not None:
                 self.then()
             elif self._is_reused:
-                speak_for_nobody()
+                clear_thread_model()
                 self._wait_for_work()
 
     def _wait_for_work(self) -> None:

@@ -67,7 +67,7 @@ from headrace.schedulers.rescheduling_queue import model_queue_class
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.repositories import Entry, Fingerprint
 from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
-from headrace.telemetry.log_output import speak_for
+from headrace.telemetry.log_output import set_thread_model
 from headrace.telemetry.response_statistics import ResponseStatistics
 from headrace.telemetry.statistics import ModelStatistics
 
@@ -129,7 +129,7 @@ class Loader:
 
         Raises `ConfigError` or `OperatorError`.
         """
-        speak_for(entry.name)
+        set_thread_model(entry.name)
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
         fingerprint = entry.fingerprint()  # first, so that later changes count as changes
@@ -178,7 +178,7 @@ class Loader:
     def _load(
         self, plan: LoadPlan, version: int, directory: LocalDirectory, needed: Mapping[Dependency, ServedModel]
     ) -> ServedModel:
-        speak_for(plan.name)
+        set_thread_model(plan.name)
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
@@ -204,7 +204,7 @@ class Loader:
     def change(self, plan: LoadPlan, served: ServedModel) -> PreparedChange:
         """Load the instances by which ``plan`` differs from ``served``. Raises `HeadraceError`; nothing has changed
         then."""
-        speak_for(plan.name)
+        set_thread_model(plan.name)
         config = ModelConfig.FromString(served.config.SerializeToString())
         config.ClearField("instance_group")
         config.instance_group.extend(plan.config.instance_group)

@@ -100,7 +100,7 @@ class CachingModelQueue(ModelQueue):
         asked_ns = self._now_ns()
         if content_bytes(request.inputs.values()) <= LARGE_BYTES:  # type: ignore[arg-type]
             self._look_up(ticket, self._cache.keys.key(request), asked_ns, super().submit)
-        elif self._cache.digest_apart(request, partial(self._digested, ticket, asked_ns)):
+        elif self._cache.digest_on_thread(request, partial(self._digested, ticket, asked_ns)):
             self._wait(ticket, None, asked_ns)
         else:
             super().submit(ticket)

@@ -63,7 +63,7 @@ class Repository:
 
     def models(self) -> list[str]:
         """Return the names of its models."""
-        with self._worded("list models"):
+        with self._errors_of("list models"):
             names = list(self._storage.models())
         for name in names:
             if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -72,7 +72,7 @@ class Repository:
 
     def fingerprint(self, model: str) -> Fingerprint:
         """Return the present fingerprint of ``model``."""
-        with self._worded(f"list the files of model '{model}'"):
+        with self._errors_of(f"list the files of model '{model}'"):
             files = dict(self._storage.fingerprint(model))
         for path in files:
             parts = path.removesuffix("/").split("/")
@@ -89,7 +89,7 @@ class Repository:
             return made[-1]
 
         try:
-            with self._worded(f"fetch model '{model}'"):
+            with self._errors_of(f"fetch model '{model}'"):
                 path = Path(self._storage.fetch(model, [f for f in files if not f.endswith("/")], new_directory))
             is_new = any(path.is_relative_to(each) for each in made)
             if is_new:
@@ -106,7 +106,7 @@ class Repository:
 
     def size(self, model: str, files: Collection[str]) -> int:
         """Return the bytes of ``files`` of ``model``; 0 if that is not known."""
-        with self._worded(f"read the size of model '{model}'"):
+        with self._errors_of(f"read the size of model '{model}'"):
             return self._storage.size(model, files)
 
     def _give_back(self, model: str, own: Path | None, made: Collection[Path]) -> None:
@@ -130,7 +130,7 @@ class Repository:
         except Exception:  # code of a plugin; the others are still closed
             log.exception("%s failed to close", self)
 
-    def _worded(self, what: str) -> AbstractContextManager[None]:
+    def _errors_of(self, what: str) -> AbstractContextManager[None]:
         return plugin_errors(f"{self} failed to {what}")
 
     def __str__(self) -> str:

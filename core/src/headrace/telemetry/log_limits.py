@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from headrace.telemetry.log_output import speaker
+from headrace.telemetry.log_output import current_model
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -84,7 +84,7 @@ class LogRateLimit(logging.Filter):
                 _report(kind.sample, kind.count - self._burst)
 
     def _kind(self, record: logging.LogRecord, now: float) -> _Kind:
-        key = (record.pathname, record.lineno, getattr(record, "model", "") or speaker())
+        key = (record.pathname, record.lineno, getattr(record, "model", "") or current_model())
         entry = self._kinds.get(key)
         if entry is None or (now - entry.began >= self._window_s and entry.sample is None):
             if entry is None and len(self._kinds) >= _KINDS:

@@ -1,7 +1,7 @@
 """Writes log lines, and turns what models print into log records.
 
 `LogOutput` writes each record to a file descriptor at once; a write may fail. Threads and processes that run a model
-declare its name once (`speak_for`), and JSON records then have a field with it.
+declare its name once (`set_thread_model`), and JSON records then have a field with it.
 
 In the JSON format, printed lines become records, too (`record_prints`): a reader of the log could not parse other
 lines. This replaces ``sys.stdout`` and ``sys.stderr``, in the server and in model processes. Output that native
@@ -25,33 +25,33 @@ from typing import Any, ClassVar
 
 _local = threading.local()
 #: The model of all threads, in a process that runs one model.
-_of_process = ""
+_process_model = ""
 
 
-def speak_for(model: str) -> None:
-    """Name ``model`` in the JSON records that this thread logs or prints from now on."""
+def set_thread_model(model: str) -> None:
+    """Set the model in the JSON records that this thread logs or prints from now on."""
     _local.model = model
 
 
-def speak_for_nobody() -> None:
-    """End `speak_for` for this thread."""
+def clear_thread_model() -> None:
+    """Undo `set_thread_model` for this thread."""
     _local.__dict__.pop("model", None)
 
 
 def set_process_model(model: str) -> None:
-    """Like `speak_for`, for all threads of this process that have not called `speak_for`."""
-    global _of_process
-    _of_process = model
+    """Like `set_thread_model`, for all threads of this process that have not called `set_thread_model`."""
+    global _process_model
+    _process_model = model
 
 
-def speaker() -> str:
+def current_model() -> str:
     """Return the model that this thread runs; empty if it runs none."""
-    model: str = getattr(_local, "model", _of_process)
+    model: str = getattr(_local, "model", _process_model)
     return model
 
 
 #: If the reader of the log stops reading, one line blocks the server for this long at most.
-_PATIENCE_MS = 1000
+_WRITE_TIMEOUT_MS = 1000
 
 
 class LogOutput(logging.Handler):
@@ -150,7 +150,7 @@ def _write_text(line: str) -> bool:
 def _is_writable(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(_PATIENCE_MS))
+    return bool(poll.poll(_WRITE_TIMEOUT_MS))
 
 
 #: Longer printed lines are cut into records of this size.
@@ -233,7 +233,7 @@ class Records(io.RawIOBase):
             "process": os.getpid(),
             "thread": threading.current_thread().name,
         }
-        if model := speaker():
+        if model := current_model():
             fields["model"] = model
         record = memoryview(json.dumps(fields).encode() + b"\n")
         with contextlib.suppress(OSError):  # no reader: a failed print must not fail the model

@@ -25,7 +25,7 @@ from typing import Final
 from headrace.config.option_parts import LogFormat, LogOptions
 from headrace.telemetry import log_limits, log_output
 from headrace.telemetry.log_limits import LogRateLimit
-from headrace.telemetry.log_output import LogOutput, speaker
+from headrace.telemetry.log_output import LogOutput, current_model
 
 #: Level of records that ``--log-verbose=1`` shows: requests, completed configs, warm-up.
 VERBOSE: Final = logging.DEBUG
@@ -186,7 +186,7 @@ class JsonFormatter(logging.Formatter):
             "thread": record.threadName,
         }
         context = {name: getattr(record, name) for name in (*_CONTEXT, "table") if hasattr(record, name)}
-        if model := speaker():
+        if model := current_model():
             context.setdefault("model", model)
         return json.dumps(fields | context, default=str)
 

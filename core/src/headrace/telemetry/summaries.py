@@ -108,7 +108,7 @@ class LatencySummaries(Observer):
             stages["compute_infer"].record((inferred - inputs) // 1000, end, number)
             stages["compute_output"].record((end - inferred) // 1000, end, number)
 
-    def cache_asked(self, is_hit: bool, took_ns: int) -> None:
+    def cache_looked_up(self, is_hit: bool, took_ns: int) -> None:
         """Count a lookup in the response cache that took ``took_ns``."""
         with self._lock:
             self._stages["cache_hit" if is_hit else "cache_miss"].record(took_ns // 1000, self._clock_ns())
@@ -136,7 +136,7 @@ class Summaries:
     def observe_model(self, model: ObservedModel) -> LatencySummaries:
         summaries = self.of(model)
         if model.statistics.has_cache:
-            model.statistics.watch_cache = summaries.cache_asked
+            model.statistics.watch_cache = summaries.cache_looked_up
         return summaries
 
     def of(self, model: object) -> LatencySummaries:

@@ -256,13 +256,13 @@ class _Inspection:
             raise ConfigError(error.message, error.code, field=field) from error
 
     def _run_version(self, model: Model, backend: Backend, derived: ModelConfig) -> None:
-        wrong = self._judge(model, backend)
+        wrong = self._check_model(model, backend)
         news = completed_fields(derived, model.config, f"backend {backend.name}")
         self.found.completed += [completion for completion in news if completion not in self.found.completed]
         self.add(wrong)
         self._add_to(self.found.notes, without_effect(derived, backend))
 
-    def _judge(self, model: Model, backend: Backend) -> list[Problem]:
+    def _check_model(self, model: Model, backend: Backend) -> list[Problem]:
         path = model.path.parent
         try:
             fill(model, backend, self._options, self._plugins.executors)

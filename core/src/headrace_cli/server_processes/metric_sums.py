@@ -88,7 +88,7 @@ class MetricSums:
         for group, known in self._counted.get(source, {}).items():
             now = counted.get(group)
             if now is None or any(now.get(key, 0) < value for key, value in known.items()):
-                self._keep(group, known)
+                self._add_before(group, known)
         self._read[source], self._counted[source] = families, counted
         self._forget()
 
@@ -96,7 +96,7 @@ class MetricSums:
         """Remove ``source``, which has ended; keep its counters in the sums."""
         self._read.pop(source, None)
         for group, known in self._counted.pop(source, {}).items():
-            self._keep(group, known)
+            self._add_before(group, known)
 
     def collect(self) -> list[Metric]:
         """Return the families of all sources, added up."""
@@ -123,7 +123,7 @@ class MetricSums:
             by_name[name].samples = [Sample(sample, dict(labels), value) for (sample, labels), value in sums.items()]
         return list(by_name.values())
 
-    def _keep(self, group: Group, known: Mapping[tuple[str, Labels], float]) -> None:
+    def _add_before(self, group: Group, known: Mapping[tuple[str, Labels], float]) -> None:
         totals = self._before.setdefault(group, {})
         for key, value in known.items():
             totals[key] = totals.get(key, 0) + value

@@ -26,18 +26,18 @@ class ServerProcess(SupervisedProcess):
     max_silent_s = SILENT_S
 
     def __init__(
-        self, number: int, words: Sequence[str], ports: Mapping[str, int], changes: ModelChanges, *, tells_tables: bool
+        self, number: int, words: Sequence[str], ports: Mapping[str, int], changes: ModelChanges, *, logs_tables: bool
     ) -> None:
         super().__init__(f"worker {number}")
         self.number = number
-        self._words, self._ports, self._changes, self._tells_tables = words, ports, changes, tells_tables
+        self._words, self._ports, self._changes, self._tells_tables = words, ports, changes, logs_tables
         self._calls = JsonCalls(self.send, {"join": self._join, "make": changes.make})
 
     def launch(self) -> LaunchedProcess:
         return launch(self.name, "headrace_cli.server_processes.server_program:serve", {})
 
     def settings(self) -> Mapping[str, Any]:
-        return {"words": list(self._words), "ports": dict(self._ports), "tells_tables": self._tells_tables}
+        return {"words": list(self._words), "ports": dict(self._ports), "logs_tables": self._tells_tables}
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """Return the result of ``method`` in the server. Raises its `HeadraceError`, or `Unavailable` if it dies."""

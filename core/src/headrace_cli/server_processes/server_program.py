@@ -48,7 +48,7 @@ async def _serve(channel: socket.socket) -> int:
             line.calls.methods = {"measure": measure, "change": shared.make}
             await shared.join()
 
-        return await serve_until(line.draining, server, join, line.tell_started, tells_tables=settings["tells_tables"])
+        return await serve_until(line.draining, server, join, line.notify_started, logs_tables=settings["logs_tables"])
 
 
 class RunningServer(ParentChannel):
@@ -58,7 +58,7 @@ class RunningServer(ParentChannel):
         super().__init__()
         self.calls = JsonCalls(self.send)
 
-    def tell_started(self) -> None:
+    def notify_started(self) -> None:
         self.send(json_frame(LifeKind.STARTED, {}))
 
     def receive(self, message: Frame) -> None:

@@ -69,7 +69,7 @@ class Supervisor:
         await self._servers.start()
         self._engine.phase = Phase.READY
         log.info("%d workers serve", self._options.workers)
-        self._engine.tell_ready()
+        self._engine.notify_ready()
         await self._servers.keep()
 
     async def stop(self) -> int:
@@ -97,7 +97,7 @@ class Supervisor:
 
     def _make(self, number: int) -> ServerProcess:
         is_first = number == 0 and self._engine.is_loading
-        return ServerProcess(number, self._words, self._ports, self._changes, tells_tables=is_first)
+        return ServerProcess(number, self._words, self._ports, self._changes, logs_tables=is_first)
 
     def _reserve_ports(self) -> None:
         """Reserve the ports for the servers. Raises `Unavailable`."""
