@@ -25,7 +25,7 @@ from frameworks import OnnxRuntime
 from networks import NETWORKS
 
 from headrace import ServerOptions
-from headrace.models.control import look
+from headrace.models.control import read_fingerprints
 from headrace.plugins import Plugins
 from headrace.storage.repositories import Repositories
 
@@ -92,10 +92,10 @@ def poll_s(repository: Path, polls: int) -> float:
     options = ServerOptions(model_repository=(str(repository),), model_control_mode="poll")
     repositories = Repositories(options, Plugins.discover(()).storages)
     found = []
-    before = look(repositories)
+    before = read_fingerprints(repositories)
     for _ in range(polls):
         started = time.process_time()
-        after = look(repositories)
+        after = read_fingerprints(repositories)
         assert after == before
         found.append(time.process_time() - started)
     return min(found)

@@ -135,7 +135,7 @@ def test_an_unload_logs_that_it_waits_for_an_execution_that_never_ends(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(states, "TELL_S", 0.1)
+    monkeypatch.setattr(states, "LATE_S", 0.1)
 
     async def scene() -> None:
         async with start() as server:

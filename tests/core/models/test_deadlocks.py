@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.messages.ticket import Padding, Ticket
-from headrace.models.deadlocks import LOOKS, LOOKS_PER_SWEEP, DeadlockDetector
+from headrace.models.deadlocks import SCANS, SCANS_PER_SWEEP, DeadlockDetector
 from tests.core.conftest import make_ticket
 
 
@@ -102,7 +102,7 @@ class Scene:
 def test_a_deadlock_is_refused_in_the_last_check_and_not_before() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
-    assert scene.look(LOOKS - 1) == []
+    assert scene.look(SCANS - 1) == []
     assert scene.look() == ["a a"]
     assert scene.clock.due == []
 
@@ -111,9 +111,9 @@ def test_call_that_is_free_in_the_last_check_is_not_refused() -> None:
     """An execution that sends a call, and is slow to return on a machine that is busy."""
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
-    scene.look(LOOKS - 1)
+    scene.look(SCANS - 1)
     scene.models["a"].executors[0].executing = ()  # it had only been about to return
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
     for call in tuple(scene.sent):
         scene.answer(call)
     scene.look()
@@ -125,7 +125,7 @@ def test_a_long_queue_before_a_busy_model_is_no_deadlock() -> None:
     scene.begin("b")
     for _ in range(10):
         scene.call(scene.begin("a"), "b")
-    assert scene.look(LOOKS + LOOKS_PER_SWEEP) == []
+    assert scene.look(SCANS + SCANS_PER_SWEEP) == []
 
 
 def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
@@ -134,7 +134,7 @@ def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "a")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
 
 
 def test_a_deadlock_that_closes_when_a_free_instance_is_removed_is_found() -> None:
@@ -143,9 +143,9 @@ def test_a_deadlock_that_closes_when_a_free_instance_is_removed_is_found() -> No
     scene.models["b"].executors.append(Executor())
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "a")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
     scene.models["b"].executors.pop()
-    assert scene.look(LOOKS_PER_SWEEP + LOOKS) == ["b a b"]
+    assert scene.look(SCANS_PER_SWEEP + SCANS) == ["b a b"]
 
 
 def test_a_call_is_stopped_when_every_caller_of_the_execution_has_left() -> None:
@@ -155,7 +155,7 @@ def test_a_call_is_stopped_when_every_caller_of_the_execution_has_left() -> None
     call = scene.call(first, "b", awaiting=[first, second, Padding("a", {})])
     call.on_cancel = stopped.append
     first.cancel()
-    scene.look(LOOKS_PER_SWEEP)
+    scene.look(SCANS_PER_SWEEP)
     assert stopped == []  # the second may still wait for it
     second.cancel()
     scene.look()
@@ -168,7 +168,7 @@ def test_a_dead_instance_may_be_restarted() -> None:
     scene.models["b"].executors[0].alive = False
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "a")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
 
 
 def test_a_call_for_a_finished_execution_holds_nothing() -> None:
@@ -177,22 +177,22 @@ def test_a_call_for_a_finished_execution_holds_nothing() -> None:
     scene.begin("a")
     scene.call(before, "b")
     scene.call(scene.begin("b"), "a")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
 
 
 def test_a_call_without_its_request_is_taken_for_one_that_holds_its_instance() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a", is_known=False)
-    assert scene.look(LOOKS) == ["a a"]
+    assert scene.look(SCANS) == ["a a"]
 
 
 def test_a_deadlock_that_only_the_end_of_another_call_closes_is_found() -> None:
     scene = Scene("a", "b")
     begun = scene.begin("a")
     able, stuck = scene.call(begun, "b"), scene.call(begun, "a")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
     scene.answer(able)
-    assert scene.look(LOOKS) == ["a a"]
+    assert scene.look(SCANS) == ["a a"]
     assert scene.refused[0][0] is stuck
 
 
@@ -203,9 +203,9 @@ def test_a_deadlock_that_only_the_answer_of_one_step_closes_is_found() -> None:
     step = scene.call(scene.begin("two"), "m")
     scene.models["m"].waiting.clear()  # its scheduler has it, which calls two others
     able, stuck = scene.ask(step, "one"), scene.ask(step, "two")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
     scene.answer(able)
-    assert scene.look(LOOKS) == ["two m two"]
+    assert scene.look(SCANS) == ["two m two"]
     assert scene.refused[0][0] is stuck
 
 
@@ -216,9 +216,9 @@ def test_a_deadlock_that_is_closed_when_one_call_of_a_returned_execution_ends_is
     scene.models["later"].executors[0].executing = [call]
     able, stuck = scene.call(call, "b"), scene.call(call, "a")
     scene.models["later"].executors[0].executing = ()  # it is answered when its calls are answered
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
     scene.answer(able)
-    assert scene.look(LOOKS) == ["a later a"]
+    assert scene.look(SCANS) == ["a later a"]
     assert scene.refused[0][0] is stuck
 
 
@@ -229,7 +229,7 @@ def test_a_request_that_is_answered_later_without_a_call_of_its_own_will_be() ->
     scene.models["later"].waiting.discard(at_work)
     scene.models["later"].executors[0].executing = ()  # both executions have returned
     scene.call(other, "a")
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
 
 
 def test_the_path_leads_through_the_holders_of_the_needed_resources() -> None:
@@ -237,7 +237,7 @@ def test_the_path_leads_through_the_holders_of_the_needed_resources() -> None:
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "b")
-    assert scene.look(LOOKS) == ["c b c"]
+    assert scene.look(SCANS) == ["c b c"]
 
 
 Edges = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12, unique=True)
@@ -257,7 +257,7 @@ def test_a_call_is_refused_exactly_if_it_closes_a_cycle_and_reaches_no_free_mode
     stuck = {(a, b) for a, b in edges if reach[b, a] and not (reach[b] & free).any()}
     refused: list[Ticket] = []
     scene.deadlocks._refuse = lambda ticket, path: refused.append(ticket)
-    scene.look(LOOKS)
+    scene.look(SCANS)
     calls = [ticket.request for ticket in refused]
     assert {("abcde".index(call.callers[-1]), "abcde".index(call.model_name)) for call in calls} == stuck
 
@@ -267,7 +267,7 @@ def test_call_that_only_waits_behind_a_deadlock_is_not_refused() -> None:
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "b")
     scene.call(scene.begin("a"), "b")
-    assert scene.look(LOOKS + 3) == ["c b c"]
+    assert scene.look(SCANS + 3) == ["c b c"]
 
 
 def test_one_error_breaks_the_deadlock_of_all() -> None:
@@ -275,7 +275,7 @@ def test_one_error_breaks_the_deadlock_of_all() -> None:
     scene.models["a"].executors.append(Executor())
     scene.call(scene.begin("a", 0), "a", 0)
     scene.call(scene.begin("a", 1), "a", 1)
-    assert scene.look(LOOKS + 3) == ["a a"]
+    assert scene.look(SCANS + 3) == ["a a"]
 
 
 def test_a_call_that_waits_behind_another_deadlock_is_not_refused_with_its_like() -> None:
@@ -286,7 +286,7 @@ def test_a_call_that_waits_behind_another_deadlock_is_not_refused_with_its_like(
     patient = scene.call(begun, "d")
     scene.call(scene.begin("b"), "a")
     scene.call(begun, "b")
-    assert sorted(scene.look(LOOKS)) == ["a b a", "e d e"]
+    assert sorted(scene.look(SCANS)) == ["a b a", "e d e"]
     assert patient not in [ticket for ticket, _ in scene.refused]
 
 
@@ -297,8 +297,8 @@ def test_thousands_of_calls_that_are_stuck_together_do_not_hold_the_loop() -> No
         scene.call(begun, "a")
     able = scene.call(begun, "b")
     started = process_time()
-    assert scene.look(LOOKS + 3) == []
+    assert scene.look(SCANS + 3) == []
     scene.models["b"].waiting.clear()
     scene.deadlocks.discard(scene.models["a"].executors[0], able)  # type: ignore[arg-type]
-    assert len(scene.look(LOOKS)) == 10_000
+    assert len(scene.look(SCANS)) == 10_000
     assert process_time() - started < 2  # quadratic would be minutes

@@ -24,7 +24,7 @@ from headrace.errors import Code, HeadraceError, InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models.deadlocks import LOOK_S
+from headrace.models.deadlocks import SCAN_S
 from headrace.models.local_services import MAX_CALLERS
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -304,7 +304,7 @@ def test_a_deadlock_that_closes_when_a_third_model_releases_its_resources_is_ref
         holding = asyncio.ensure_future(ask(server, "c"))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         refused = asyncio.ensure_future(refusal(server, "a"))
-        await asyncio.sleep(3 * LOOK_S)  # it is seen, and is no deadlock: c may return
+        await asyncio.sleep(3 * SCAN_S)  # it is seen, and is no deadlock: c may return
         gate.set()
         assert await holding == 1
         assert (await refused).message == deadlock("b", "a b a")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config.options import ServerOptions
-from headrace.models.control import look
+from headrace.models.control import read_fingerprints
 from headrace.plugins import Plugins
 from headrace.storage.local_storage import files_below
 from headrace.storage.repositories import Repositories
@@ -99,8 +99,8 @@ def test_an_unchanged_repository_is_polled_in_a_moment(tmp_path: Path) -> None:
         (tmp_path / f"m{number}" / "1" / "model.onnx").touch()
     options = ServerOptions(model_repository=(str(tmp_path),))
     repositories = Repositories(options, Plugins.discover(()).storages)
-    before = look(repositories)
+    before = read_fingerprints(repositories)
     began = time.process_time()
-    assert look(repositories) == before
+    assert read_fingerprints(repositories) == before
     assert time.process_time() - began < 0.125
     assert len(before) == 500

@@ -140,9 +140,9 @@ def plan_instances(config: ModelConfig) -> list[Placement]:
     """
     return [
         Placement(
-            f"{group.name}_{number}", device, ResourceDemand.from_config(group.rate_limiter, device), (said, device)
+            f"{group.name}_{number}", device, ResourceDemand.from_config(group.rate_limiter, device), (settings, device)
         )
-        for group, said in zip(config.instance_group, map(_settings_of_each, config.instance_group), strict=True)
+        for group, settings in zip(config.instance_group, map(_settings_of_each, config.instance_group), strict=True)
         if not group.passive
         for number, device in enumerate(_devices(group))
     ]

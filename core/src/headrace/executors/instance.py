@@ -139,8 +139,8 @@ def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given],
     now = monotonic_ns()
     answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
     answered = iter(answers)
-    given = [next(answered) if is_alive else gone(ticket) for ticket, is_alive in zip(batch, runs, strict=True)]
-    return given, times
+    results = [next(answered) if is_alive else gone(ticket) for ticket, is_alive in zip(batch, runs, strict=True)]
+    return results, times
 
 
 class ExecutionRecorder:

@@ -272,10 +272,10 @@ class InstanceThread:
         """Run ``batch`` and deliver its answers. Return the times of its execution."""
         try:
             thread.executing = batch
-            given, times = run_batch(runner, batch)
+            returned, times = run_batch(runner, batch)
             thread.executing = ()
             source.executed(times.end_ns - times.start_ns)
-            finished, answers = _finished(batch, given)
+            finished, answers = _finished(batch, returned)
             thread.recorder.batch(batch, finished, answers, times)
             deliver(finished, answers)
         except BaseException as error:  # not from the instance, whose exceptions are answers
@@ -286,11 +286,11 @@ class InstanceThread:
         return times
 
 
-def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
+def _finished(batch: list[Ticket], answers: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
     """Return the answered requests of ``batch``, and their answers."""
-    if LATER not in given:
-        return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
-    pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
+    if LATER not in answers:
+        return batch, answers  # type: ignore[return-value]  # looked at in one go: this is every batch's way
+    pairs = [(ticket, answer) for ticket, answer in zip(batch, answers, strict=True) if answer is not LATER]
     return [ticket for ticket, _ in pairs], [answer for _, answer in pairs]
 
 

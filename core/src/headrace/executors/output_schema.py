@@ -105,9 +105,9 @@ class OutputSchema:
         outputs: dict[str, Tensor] = {}
         # If outputs are taken as given, there may be more than in the config. A request that names none gets those of
         # the config only.
-        wanted = request.outputs or (self.outputs if self.as_given else ())
+        requested = request.outputs or (self.outputs if self.as_given else ())
         for name, value in response.outputs.items():
-            if not wanted or name in wanted:
+            if not requested or name in requested:
                 tensor, spec = as_tensor(value), self._spec(name)
                 if data_type(tensor) is not spec.datatype:
                     self._differs_in_type(spec, tensor)

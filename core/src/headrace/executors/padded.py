@@ -81,10 +81,10 @@ class PaddedRequests(Runner):
         for ticket in batch:
             self._asked[ticket] = request = ticket.request
             ticket.request = request.with_inputs(padded_inputs(self._rules, [ticket], ticket.rows))
-        given, times = self._inner.run([*batch, *self._missing(batch)])
+        returned, times = self._inner.run([*batch, *self._missing(batch)])
         answers = [
             answer if answer is LATER else self._cut(ticket, answer, True)
-            for ticket, answer in zip(batch, given, strict=False)
+            for ticket, answer in zip(batch, returned, strict=False)
         ]
         return answers, times
 

@@ -131,17 +131,17 @@ class RaggedRunner(RowsRunner):
         self._whole = layout.whole & schema.outputs.keys()
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        wanted = wanted_of(batch)
-        in_rows = self._checked(results, sum(ticket.rows for ticket in batch), wanted)
+        requested = wanted_of(batch)
+        in_rows = self._checked(results, sum(ticket.rows for ticket in batch), requested)
         pieces = {
             name: self._scatter(name, source, batch, results)
             for name, source in self._layout.scattered.items()
-            if name in results or wanted is None or name in wanted
+            if name in results or requested is None or name in requested
         }
         for name in self._whole:
             if name in results:
                 pieces[name] = [as_tensor(results[name])] * len(batch)  # type: ignore[arg-type]
-            elif wanted is None or name in wanted:
+            elif requested is None or name in requested:
                 raise BackendError(f"model '{self.schema.name}': the backend returned no output '{name}'")
         answers: list[Answer] = []
         begin = 0
@@ -167,11 +167,11 @@ class RaggedRunner(RowsRunner):
             raise BackendError(
                 f"model '{self.schema.name}': the backend returned no output '{name}', only {sorted(results)}"
             )
-        spec, given = self.schema.outputs[name], as_tensor(results[name])  # type: ignore[arg-type]
+        spec, tensor = self.schema.outputs[name], as_tensor(results[name])  # type: ignore[arg-type]
         dims = (-1, *spec.backend_dims) if self.schema.batched else spec.backend_dims
         shapes = [self._filled(name, dims, source, shape) for shape in shapes_of(source, batch)]
         ends = [0, *_ends(shapes)]
-        flat = given.reshape((prod(given.shape),))
+        flat = tensor.reshape((prod(tensor.shape),))
         if flat.shape[0] < ends[-1]:
             raise BackendError(
                 f"model '{self.schema.name}': output '{name}' has {flat.shape[0]} elements, but by input '{source}' "

@@ -28,8 +28,8 @@ class ThreadExecutors(ExecutorKind):
     runs_in_server = True
 
     def create(self, plan: InstancePlan) -> InstanceThread:
-        asked = read_event_loop(plan.model.config.parameters)
-        on_loop = LoopPolicy(self.resources.loop_time) if asked == "auto" else asked == "on"
+        setting = read_event_loop(plan.model.config.parameters)
+        on_loop = LoopPolicy(self.resources.loop_time) if setting == "auto" else setting == "on"
         load = partial(_load, plan, on_loop is True)
         return InstanceThread(plan.model.instance_name, load, plan.statistics, on_loop)
 

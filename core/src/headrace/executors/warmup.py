@@ -36,10 +36,10 @@ def complete(runner: Runner, batch: Sequence[Ticket]) -> Sequence[Answer]:
     """
     collector = _Collector()
     runner.connect(collector)
-    given, _ = runner.run(batch)
+    answers, _ = runner.run(batch)
     return [
         collector.last(ticket, collector.wait(ticket) if answer is LATER else answer)
-        for ticket, answer in zip(batch, given, strict=True)
+        for ticket, answer in zip(batch, answers, strict=True)
     ]
 
 
@@ -111,9 +111,9 @@ def prepare(samples: Iterable[WarmupSample], inputs: Collection[str], check: Cal
     """
     for sample in samples:
         for ticket in sample.tickets:
-            given = ticket.request.inputs
-            ticket.request = ticket.request.with_inputs({name: given[name] for name in given if name in inputs})
-            others = {name: given[name] for name in given if name not in inputs}
+            tensors = ticket.request.inputs
+            ticket.request = ticket.request.with_inputs({name: tensors[name] for name in tensors if name in inputs})
+            others = {name: tensors[name] for name in tensors if name not in inputs}
             try:
                 check(ticket)
             except HeadraceError as error:

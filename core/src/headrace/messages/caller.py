@@ -106,9 +106,9 @@ class Caller:
             """Read the trace context."""
             if name != "trace_context":
                 raise AttributeError(f"a Caller has no attribute {name!r}")
-            found = {header: value for header in _TRACE_HEADERS if (value := self.header(header))}
-            self.trace_context = found
-            return found
+            headers = {header: value for header in _TRACE_HEADERS if (value := self.header(header))}
+            self.trace_context = headers
+            return headers
 
     def for_another_operation(self) -> Caller:
         """Return the same caller for an operation that is part of this one, such as the inference of a chat."""

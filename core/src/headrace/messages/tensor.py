@@ -115,10 +115,10 @@ def data_type(tensor: Tensor) -> DataType:
     """Return the data type of ``tensor``. Raises `InvalidArgument` for a dtype that the protocol lacks."""
     if isinstance(tensor, BytesTensor):
         return dtypes.BYTES
-    found = dtypes.BY_NUMPY.get(tensor.dtype)
-    if found is None:
+    datatype = dtypes.BY_NUMPY.get(tensor.dtype)
+    if datatype is None:
         raise InvalidArgument(f"dtype {tensor.dtype} has no counterpart among {', '.join(dtypes.BY_NAME)}")
-    return found
+    return datatype
 
 
 #: The dtype object of each data type. NumPy has other objects that are equal to it: ``longlong`` equals ``int64``.
@@ -208,10 +208,12 @@ def _encode(items: list[Any]) -> list[bytes]:
 
 def _checked(buffer: memoryview, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return ``offsets`` if they cover ``buffer``. Raises `InvalidArgument` that describes the bytes after them."""
-    left = buffer.nbytes - int(offsets[-1])
-    if 0 < left < 4:
-        raise InvalidArgument(f"incomplete string length indicator, expecting 4 bytes but only {left} bytes available")
-    if left:
-        missing = 4 + int.from_bytes(buffer[-left:][:4], "little") - left
+    rest_bytes = buffer.nbytes - int(offsets[-1])
+    if 0 < rest_bytes < 4:
+        raise InvalidArgument(
+            f"incomplete string length indicator, expecting 4 bytes but only {rest_bytes} bytes available"
+        )
+    if rest_bytes:
+        missing = 4 + int.from_bytes(buffer[-rest_bytes:][:4], "little") - rest_bytes
         raise InvalidArgument(f"string element {len(offsets) - 1} runs {missing} bytes past the end of the data")
     return offsets

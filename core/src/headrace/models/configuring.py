@@ -77,7 +77,7 @@ def complete(model: Model, backend: Backend, options: ConfigOptions, plugins: Pl
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
     for note in without_effect(model.config, backend):
         log.warning("model '%s': %s", model.name, note.message)
-    _say_raw_elements(model.config)
+    _warn_of_raw_elements(model.config)
     if model.config.backend:
         fill_groups(model.config, backend, available_gpus())
 
@@ -121,10 +121,10 @@ def examine(
 def written(config: ModelConfig, model_path: Path, schedulers: Parts) -> list[Problem]:
     """Return the problems of an incomplete ``config`` in set fields, which completing it cannot solve."""
     scheduled = scheduler_problems(config, schedulers)
-    found = validation.problems(config, gpus=available_gpus(), files=model_path, scheduled=scheduled)
-    if not found and config.input and config.output and config.max_batch_size:
-        found = _padding_problems(config)
-    return [problem for problem in found if is_set(config, problem.field)]
+    problems = validation.problems(config, gpus=available_gpus(), files=model_path, scheduled=scheduled)
+    if not problems and config.input and config.output and config.max_batch_size:
+        problems = _padding_problems(config)
+    return [problem for problem in problems if is_set(config, problem.field)]
 
 
 def raise_first(problems: Iterable[Problem]) -> None:
@@ -179,10 +179,10 @@ def has_processes(backend: Backend, config: ModelConfig, executors: Parts) -> bo
 
     Raises `ConfigError`.
     """
-    asked = parameters.read_isolation(config.parameters)
-    if asked is None:
+    kind = parameters.read_isolation(config.parameters)
+    if kind is None:
         return type(backend).isolation is not Backend.isolation
-    return not find_executor(asked, config, executors).runs_in_server
+    return not find_executor(kind, config, executors).runs_in_server
 
 
 def _executor_outside(backend: Backend, config: ModelConfig, executors: Parts) -> type[ExecutorKind] | None:
@@ -190,10 +190,10 @@ def _executor_outside(backend: Backend, config: ModelConfig, executors: Parts) -
 
     None for a backend that decides about isolation itself: it takes care of this. Raises `ConfigError`.
     """
-    asked = parameters.read_isolation(config.parameters)
-    if asked is None or names_all_tensors(config) or type(backend).isolation is not Backend.isolation:
+    kind_name = parameters.read_isolation(config.parameters)
+    if kind_name is None or names_all_tensors(config) or type(backend).isolation is not Backend.isolation:
         return None
-    kind = find_executor(asked, config, executors)
+    kind = find_executor(kind_name, config, executors)
     return None if kind.runs_in_server else kind
 
 
@@ -208,7 +208,7 @@ def without_effect(config: ModelConfig, backend: Backend) -> list[Problem]:
     ]
 
 
-def _say_raw_elements(config: ModelConfig) -> None:
+def _warn_of_raw_elements(config: ModelConfig) -> None:
     if not dtypes.HAS_BFLOAT16 and any(each.data_type == dtypes.BF16.config_value for each in _tensors(config)):
         what = f"model '{config.name}' has BF16 tensors, whose elements are two raw bytes each to code in this process"
         log.warning("%s; numbers come with: %s", what, installs("ml_dtypes"))
@@ -219,9 +219,9 @@ def _tensors(config: ModelConfig) -> Iterator[ModelInput | ModelOutput]:
     yield from config.output
 
 
-def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
+def _typed(cls: type, texts: Mapping[str, ModelParameter]) -> Any:
     try:
-        return parameters.parse_parameters(cls, given)
+        return parameters.parse_parameters(cls, texts)
     except ConfigError:
         return parameters.parse_parameters(cls, {})
 
@@ -229,7 +229,8 @@ def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
 def scheduler_problems(config: ModelConfig, schedulers: Parts, *, completed: bool = True) -> Iterator[Problem]:
     """Yield the problems that the scheduler of ``config`` finds, which `find_scheduler` reports if it is not installed.
 
-    What it raises is a problem, too. ``completed`` is False if the backend may still complete the config.
+    An exception of the scheduler is a problem, too. ``completed`` is False if the backend may still complete the
+    config.
     """
     try:
         scheduler = find_scheduler(config, schedulers)
@@ -237,27 +238,28 @@ def scheduler_problems(config: ModelConfig, schedulers: Parts, *, completed: boo
         return
     try:
         with _of_scheduler(scheduler, config):
-            found = list(full_scheduler_class(scheduler).check_config(config, completed=completed))
+            problems = list(full_scheduler_class(scheduler).check_config(config, completed=completed))
     except HeadraceError as error:
-        found = [Problem(error.field if isinstance(error, ConfigError) else "", error.message, error.code)]
-    yield from found
+        problems = [Problem(error.field if isinstance(error, ConfigError) else "", error.message, error.code)]
+    yield from problems
 
 
 def judge(model: Model, backend: Backend, options: ConfigOptions, plugins: PluginRegistries) -> list[Problem]:
-    """Return every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
-    kind, given = backend.Parameters, model.config.parameters
+    """Return every problem of the completed ``model.config``: in Triton's order, then the problems of its
+    parameters."""
+    kind, texts = backend.Parameters, model.config.parameters
     gpus, files = available_gpus(), model.path.parent
     scheduled = scheduler_problems(model.config, plugins.schedulers)
     needed = bool(backend.name)
     wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=needed, scheduled=scheduled)
-    wrong += [*check_executor(model.config, plugins.executors), *parameters.check(kind, given)]
+    wrong += [*check_executor(model.config, plugins.executors), *parameters.check(kind, texts)]
     if not wrong:
         wrong += _padding_problems(model.config)
     runtime = model.config.runtime
     if runtime.endswith(".py") and not backend.has_runtimes:
         message = f"unable to find backend library '{runtime}' for model '{model.name}': backend '{backend.name}' is"
         wrong.append(Problem("runtime", f"{message} no file"))
-    return wrong + (parameters.unknown(kind, given, plugins.extensions.keys) if options.strict_parameters else [])
+    return wrong + (parameters.unknown(kind, texts, plugins.extensions.keys) if options.strict_parameters else [])
 
 
 def _padding_problems(config: ModelConfig) -> list[Problem]:
@@ -304,7 +306,7 @@ class PluginRegistries(Protocol):
     def hook(self) -> Any:
         """The hooks. If a plugin raises, so does the call."""
 
-    def notify(self, hook: str, **given: Any) -> None:
+    def notify(self, hook: str, **arguments: Any) -> None:
         """Call ``hook`` of every plugin. Log what one raises."""
 
 
@@ -322,14 +324,14 @@ def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
     raises."""
     if not name:
         return NoBackend({})
-    found = find_backend(name, backends, hook, options)
-    settings = backend_settings(name, found, options)
+    backend_class = find_backend(name, backends, hook, options)
+    settings = backend_settings(name, backend_class, options)
     batch_size = settings.get("default-max-batch-size")  # in Triton's words, for each model
     if batch_size is None:
         log.debug("Adding default backend config setting: default-max-batch-size,4")
     else:
         log.debug("Found overwritten default setting: default-max-batch-size,%s", batch_size)
-    return found(settings)
+    return backend_class(settings)
 
 
 def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> type[Backend]:
@@ -338,13 +340,13 @@ def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
     Raises `LoadError` with the reason if there is none.
     """
     try:
-        found: type[Backend] = backends.get(name)
+        backend_class: type[Backend] = backends.get(name)
     except LoadError:
-        asked = _ask(name, hook, options)
-        if asked is None:
+        offered = _ask(name, hook, options)
+        if offered is None:
             raise
-        found = asked
-    return found
+        backend_class = offered
+    return backend_class
 
 
 def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
@@ -357,33 +359,33 @@ def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
     else:
         name = field = config.WhichOneof("scheduling_choice") or "direct"
     try:
-        found: type[Scheduler] = schedulers.get(name)
+        scheduler: type[Scheduler] = schedulers.get(name)
     except LoadError as error:
         code = Code.UNSUPPORTED if is_known("scheduler", name) else error.code
         raise ConfigError(error.message, code, field=field) from error
-    return found
+    return scheduler
 
 
 def find_executor(name: str, config: ModelConfig, executors: Parts) -> type[ExecutorKind]:
     """Return the kind of executor ``name``. Raises `ConfigError`, with the kinds that are installed, if there is
     none."""
     try:
-        found: type[ExecutorKind] = executors.get(name)
+        kind: type[ExecutorKind] = executors.get(name)
     except LoadError as error:
         if parameters.ISOLATION not in config.parameters:
             raise ConfigError(f"model '{config.name}' needs executor '{name}': {error.message}", error.code) from error
-        said = f"model '{config.name}': parameter '{parameters.ISOLATION}' is '{clip(name)}'"
+        prefix = f"model '{config.name}': parameter '{parameters.ISOLATION}' is '{clip(name)}'"
         field = f"parameters['{parameters.ISOLATION}']"
-        raise ConfigError(f"{said}: {error.message}", error.code, field=field) from error
-    return found
+        raise ConfigError(f"{prefix}: {error.message}", error.code, field=field) from error
+    return kind
 
 
 def check_executor(config: ModelConfig, executors: Parts) -> list[Problem]:
     """Return a problem if the parameter ``isolation`` names an executor that is not installed."""
-    asked = parameters.read_isolation(config.parameters)
+    kind_name = parameters.read_isolation(config.parameters)
     try:
-        if asked is not None:
-            find_executor(asked, config, executors)
+        if kind_name is not None:
+            find_executor(kind_name, config, executors)
     except ConfigError as error:
         return [Problem(error.field, error.message, error.code)]
     return []
@@ -407,8 +409,8 @@ def kind_of(config: ModelConfig) -> str:
 
 
 def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[Dependency]:
-    """Return the models that ``scheduler`` needs for a model with ``config``. What it raises becomes a
-    `HeadraceError`."""
+    """Return the models that ``scheduler`` needs for a model with ``config``. Its exceptions become
+    `HeadraceError`s."""
     with _of_scheduler(scheduler, config):
         return frozenset(full_scheduler_class(scheduler).depends_on(config))
 
@@ -431,11 +433,11 @@ def _of_scheduler(scheduler: type[Scheduler], config: ModelConfig) -> AbstractCo
 def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any:
     """Return the parameters ``scheduler.NAME`` of ``config``. Raises `ConfigError`, also for an unknown one."""
     prefix = parameters.SCHEDULER_PREFIX
-    given = {key.removeprefix(prefix): value for key, value in config.parameters.items() if key.startswith(prefix)}
-    for problem in parameters.unknown(scheduler.Parameters, given):
+    values = {key.removeprefix(prefix): value for key, value in config.parameters.items() if key.startswith(prefix)}
+    for problem in parameters.unknown(scheduler.Parameters, values):
         raise ConfigError(f"scheduler '{scheduler.name}': {problem.message}", field="parameters")
     try:
-        return parameters.parse_parameters(scheduler.Parameters, given)
+        return parameters.parse_parameters(scheduler.Parameters, values)
     except ConfigError as error:
         raise ConfigError(f"scheduler '{scheduler.name}': {error.message}", field="parameters") from error
 

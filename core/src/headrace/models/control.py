@@ -87,12 +87,12 @@ class Control:
         entries = await asyncio.to_thread(self._repositories.scan)
         if not self.is_explicit or self._options.load_model == (ALL,):
             return await self._lifecycle.load_all(entries.values())
-        wanted = dict.fromkeys(self._options.load_model)
+        names = dict.fromkeys(self._options.load_model)
         why = "no model repository has it"
-        missing: list[HeadraceError] = [poll_failure(name, why) for name in wanted if name not in entries]
+        missing: list[HeadraceError] = [poll_failure(name, why) for name in names if name not in entries]
         for error in missing:
             log.error("%s", error.message)
-        return missing + await self._lifecycle.load_all(entries[name] for name in wanted if name in entries)
+        return missing + await self._lifecycle.load_all(entries[name] for name in names if name in entries)
 
     @property
     def is_explicit(self) -> bool:
@@ -109,12 +109,12 @@ class Control:
                     f"a load with parameters is not allowed in model control mode '{self._mode.name}': it loads models "
                     "as the repository has them"
                 )
-            await self._mode.load(judged_name(name))
+            await self._mode.load(checked_name(name))
             return
         if parameters:
             self._require_explicit()
         if self.is_explicit:
-            name = judged_name(name)
+            name = checked_name(name)
         load = self.load_here if self.relay is None else self.relay.load
         if not await load(name, parameters):
             self._require_explicit()
@@ -179,8 +179,8 @@ class Control:
         name."""
         lines = [line for record in self._lifecycle.records.values() for line in index_of(record, ready_only)]
         if (self.is_explicit or self._mode is not None) and not ready_only:
-            found = await asyncio.to_thread(self._repositories.scan)
-            lines += [IndexEntry(name) for name in found if name not in self._lifecycle.records]
+            entries = await asyncio.to_thread(self._repositories.scan)
+            lines += [IndexEntry(name) for name in entries if name not in self._lifecycle.records]
         if self._mode is not None:
             lines = [self._with_reason(line, self._mode) for line in lines]
         return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
@@ -239,7 +239,7 @@ class Control:
         return replace(entry, config=overrides.config)
 
 
-def judged_name(name: str) -> str:
+def checked_name(name: str) -> str:
     """Return ``name`` without surrounding blanks. Raises `InvalidArgument` if it is invalid.
 
     Source: docs/spec/behaviours.md section 5.3.
@@ -276,7 +276,7 @@ class Watcher:
 
     async def prepare(self) -> None:
         """Record the state of the repository before it is loaded, to find later changes."""
-        self._handled = await asyncio.to_thread(look, self._repositories)
+        self._handled = await asyncio.to_thread(read_fingerprints, self._repositories)
 
     def start(self, loaded: Callable[[], None] = lambda: None) -> None:
         """Start to watch. Call ``loaded`` once, when all that the repository has was loaded."""
@@ -292,16 +292,14 @@ class Watcher:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                found = await asyncio.to_thread(look, self._repositories)
-                await self._follow(
-                    {name for name in {*found, *self._handled} if self._is_due(name, before, found)}, found
-                )
-                if is_first and (found == before or not self._dev):
+                now = await asyncio.to_thread(read_fingerprints, self._repositories)
+                await self._follow({name for name in {*now, *self._handled} if self._is_due(name, before, now)}, now)
+                if is_first and (now == before or not self._dev):
                     is_first = False
                     loaded()
                 if self._complaint:
                     log.info("the repository can be read again")
-                before, self._complaint = found, ""
+                before, self._complaint = now, ""
             except HeadraceError as error:
                 if error.message != self._complaint:
                     self._complaint = error.message
@@ -309,37 +307,37 @@ class Watcher:
             except Exception:
                 log.exception("cannot poll the repository")
 
-    def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
+    def _is_due(self, name: str, before: Mapping[str, object], now: Mapping[str, object]) -> bool:
         """True if ``name`` has changed, and (with ``--dev``) has not changed since the poll before."""
-        return found.get(name) != self._handled.get(name) and not (self._dev and found.get(name) != before.get(name))
+        return now.get(name) != self._handled.get(name) and not (self._dev and now.get(name) != before.get(name))
 
-    async def _follow(self, names: set[str], found: Fingerprints) -> None:
+    async def _follow(self, names: set[str], now: Fingerprints) -> None:
         if self._known_only:
             names = {name for name in names if self._lifecycle.is_served(name)}
-        await asyncio.gather(*(self._follow_one(name, found) for name in sorted(names)))
+        await asyncio.gather(*(self._follow_one(name, now) for name in sorted(names)))
 
-    async def _follow_one(self, name: str, found: Fingerprints) -> None:
-        if name not in found:
+    async def _follow_one(self, name: str, now: Fingerprints) -> None:
+        if name not in now:
             log.info("'%s' was removed from the repository: unloading it", name)
             await self._lifecycle.remove(name)
             del self._handled[name]
             self._failed.pop(name, None)
             return
-        entry = found[name][0]
+        entry = now[name][0]
         if entry.is_duplicate and not self._known_only:  # a model loaded by name would not be loaded again by itself
             await self._lifecycle.remove(name)
-        seen, said = self._failed.pop(name, (None, set[str]()))
-        with without_repeats(said if seen == found[name] else (said := set())):
+        seen, logged = self._failed.pop(name, (None, set[str]()))
+        with without_repeats(logged if seen == now[name] else (logged := set())):
             change = "has changed" if name in self._handled else "is new in the repository"
             log.info("'%s' %s: loading it", name, change)
             failures = await self._lifecycle.load_all([entry])
         if self._dev or not failures or entry.is_duplicate:
-            self._handled[name] = found[name]
+            self._handled[name] = now[name]
         else:
-            self._failed[name] = found[name], said
+            self._failed[name] = now[name], logged
 
 
-def look(repositories: Repositories) -> Fingerprints:
+def read_fingerprints(repositories: Repositories) -> Fingerprints:
     """Return the present state of ``repositories``. Blocks. Raises `HeadraceError` if one cannot be read."""
     return {name: (entry, _fingerprints(entry)) for name, entry in repositories.scan().items()}
 

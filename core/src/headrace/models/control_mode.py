@@ -95,14 +95,14 @@ def control_mode(options: ControlOptions, interceptors: Iterable[Interceptor]) -
     return modes[0] if modes else None
 
 
-def check_control_mode(given: str, kinds: Iterable[type[Interceptor]]) -> None:
-    """Raise `ConfigError` unless ``given`` is a control mode of core or one of ``kinds``, which are read only then."""
-    if given in CONTROL_MODES:
+def check_control_mode(name: str, kinds: Iterable[type[Interceptor]]) -> None:
+    """Raise `ConfigError` unless ``name`` is a control mode of core or one of ``kinds``, which are read only then."""
+    if name in CONTROL_MODES:
         return
     modes = [*CONTROL_MODES, *(kind.name for kind in kinds if issubclass(kind, ControlMode))]
-    if given not in modes:
-        hint = missing("control mode", given)
-        text = f"invalid argument for --model-control-mode, must be one of {', '.join(modes)}. Got {given}"
+    if name not in modes:
+        hint = missing("control mode", name)
+        text = f"invalid argument for --model-control-mode, must be one of {', '.join(modes)}. Got {name}"
         raise ConfigError(f'Bad option: "--model-control-mode".\n{text}' + (hint and f". {hint}"))
 
 

@@ -9,10 +9,10 @@ blocked instances form a graph. A call is part of a deadlock if all of this hold
 
 Only an error ends a deadlock. So finding one late does no harm, but finding one that does not exist would. Two things
 look like a deadlock for a moment: outdated data, and an execution that is about to return and be answered later. A call
-is therefore refused when `LOOKS` scans in a row, `LOOK_S` apart, find it in a deadlock. Scans are counted, not timed: a
+is therefore refused when `SCANS` scans in a row, `SCAN_S` apart, find it in a deadlock. Scans are counted, not timed: a
 machine that was suspended has scanned nothing.
 
-A scan examines what has changed since the last one. Its cost grows with the calls in progress. Every `LOOKS_PER_SWEEP`
+A scan examines what has changed since the last one. Its cost grows with the calls in progress. Every `SCANS_PER_SWEEP`
 scans, it examines all calls: an execution that returns, a removed instance or a released resource can complete a
 deadlock without a new call. A scan also stops calls for which no caller waits any more. Event loop only.
 """
@@ -28,14 +28,14 @@ from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Padding, Ticket
 
 #: The time between two scans, in s, and the number of scans in a row that must agree before a call is refused.
-LOOK_S, LOOKS = 0.05, 10
+SCAN_S, SCANS = 0.05, 10
 #: Every 20th scan, once a second, examines all calls.
-LOOKS_PER_SWEEP = 20
+SCANS_PER_SWEEP = 20
 
 _Key = TypeVar("_Key")
 
 
-class AskedModel(Protocol):
+class CalledModel(Protocol):
     """The part of `headrace.models.served.ServedModel` that is needed here."""
 
     name: str
@@ -68,22 +68,23 @@ class DeadlockDetector:
         self._refuse = refuse
         self._kept_waiting_by = kept_waiting_by
         #: By executor. The calls of schedulers, which block no executor, are under None.
-        self._calls: dict[Executor | None, dict[Ticket, AskedModel]] = {}
+        self._calls: dict[Executor | None, dict[Ticket, CalledModel]] = {}
         #: The same calls, by the request for which they were sent.
-        self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
+        self._sent_for: dict[InferRequest | None, dict[Ticket, CalledModel]] = {}
         #: Per call of an executor: the requests whose callers wait for it.
         self._awaiting: dict[Ticket, Sequence[Ticket]] = {}
-        #: Calls that may be part of a deadlock: the model called, and how many scans have found the call in one.
-        self._suspects: dict[Ticket, tuple[AskedModel, int]] = {}
+        #: Calls that may be part of a deadlock: the called model, and the number of scans that have found the call in
+        #: one.
+        self._suspects: dict[Ticket, tuple[CalledModel, int]] = {}
         #: Executors and requests that had several calls and got an answer to one. The remaining calls may now be a
         #: deadlock.
         self._bereft_executors: set[Executor] = set()
         self._bereft_requests: set[InferRequest] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._looks = 0
+        self._scans = 0
 
     def add(
-        self, executor: Executor | None, ticket: Ticket, target: AskedModel, awaiting: Sequence[Ticket] = ()
+        self, executor: Executor | None, ticket: Ticket, target: CalledModel, awaiting: Sequence[Ticket] = ()
     ) -> None:
         """Add ``ticket``, which ``executor`` (None: a scheduler) has sent to ``target``.
 
@@ -94,7 +95,7 @@ class DeadlockDetector:
         self._calls.setdefault(executor, {})[ticket] = target
         self._sent_for.setdefault(ticket.request.caller, {})[ticket] = target
         self._suspects[ticket] = target, 0
-        self._look_soon()
+        self._scan_soon()
 
     def discard(self, executor: Executor | None, ticket: Ticket) -> None:
         """Remove ``ticket``, which is answered."""
@@ -105,38 +106,38 @@ class DeadlockDetector:
         _take(self._calls, executor, ticket)
         if executor is not None and executor in self._calls:
             self._bereft_executors.add(executor)
-            self._look_soon()
+            self._scan_soon()
         if caller is not None and caller in self._sent_for:
             self._bereft_requests.add(caller)
-            self._look_soon()
+            self._scan_soon()
 
-    def _look_soon(self) -> None:
+    def _scan_soon(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(SCAN_S, self._scan)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         self._timer = None
-        self._looks += 1
+        self._scans += 1
         self._stop_abandoned()
-        if self._looks % LOOKS_PER_SWEEP == 0:
+        if self._scans % SCANS_PER_SWEEP == 0:
             self._suspect(self._calls.values())
-        self._suspect_what_is_left()
-        found: dict[AskedModel, set[Ticket] | None] = {}
+        self._suspect_bereft_calls()
+        awaited: dict[CalledModel, set[Ticket] | None] = {}
         # newest first: it has completed the deadlock
         for ticket, (target, times) in reversed(list(self._suspects.items())):
             if ticket not in self._suspects:
                 continue  # refused with another
-            if target not in found:
-                found[target] = self._awaited_by(target.executors)
-            if ticket not in (found[target] or ()) or not target.has_waiting(ticket):
+            if target not in awaited:
+                awaited[target] = self._awaited_by(target.executors)
+            if ticket not in (awaited[target] or ()) or not target.has_waiting(ticket):
                 del self._suspects[ticket]
-            elif times + 1 < LOOKS:
+            elif times + 1 < SCANS:
                 self._suspects[ticket] = target, times + 1
             else:
                 self._break_deadlock(ticket, target)
-                found.clear()
+                awaited.clear()
         if self._calls:
-            self._look_soon()
+            self._scan_soon()
 
     def _stop_abandoned(self) -> None:
         """Stop the calls for requests that are all cancelled."""
@@ -147,23 +148,23 @@ class DeadlockDetector:
             else:
                 call.stop()
 
-    def _suspect_what_is_left(self) -> None:
-        left = [
+    def _suspect_bereft_calls(self) -> None:
+        calls = [
             self._calls.get(executor, {})
             for executor in self._bereft_executors
             if self._awaited_by((executor,)) is not None
         ]
-        left += [self._sent_for.get(request, {}) for request in self._bereft_requests]
+        calls += [self._sent_for.get(request, {}) for request in self._bereft_requests]
         self._bereft_executors.clear()
         self._bereft_requests.clear()
-        self._suspect(left)
+        self._suspect(calls)
 
-    def _suspect(self, some: Iterable[Mapping[Ticket, AskedModel]]) -> None:
+    def _suspect(self, some: Iterable[Mapping[Ticket, CalledModel]]) -> None:
         for calls in some:
             for ticket, target in calls.items():
                 self._suspects.setdefault(ticket, (target, 0))
 
-    def _break_deadlock(self, ticket: Ticket, target: AskedModel) -> None:
+    def _break_deadlock(self, ticket: Ticket, target: CalledModel) -> None:
         """Refuse ``ticket``, and all calls to ``target`` for the same request, which cannot be answered either."""
         path = self._path(ticket, target)
         alike = [ticket] if ticket.request.caller is None else list(self._sent_for[ticket.request.caller])
@@ -195,10 +196,10 @@ class DeadlockDetector:
                 coming += others
         return calls
 
-    def _blocking_calls(self, executor: Executor) -> Iterator[tuple[Ticket, AskedModel]]:
+    def _blocking_calls(self, executor: Executor) -> Iterator[tuple[Ticket, CalledModel]]:
         """Return the calls that block ``executor``: those sent for the requests that it executes."""
         executing = executor.executing if executor.alive else ()
-        calls: Mapping[Ticket, AskedModel] = self._calls.get(executor, {}) if executing else {}
+        calls: Mapping[Ticket, CalledModel] = self._calls.get(executor, {}) if executing else {}
         requests = [ticket.request for ticket in executing] if calls else ()
         return (
             (call, target)
@@ -206,7 +207,7 @@ class DeadlockDetector:
             if call.request.caller is None or call.request.caller in requests
         )
 
-    def _able_executors(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Executor] | None:
+    def _able_executors(self, ticket: Ticket, target: CalledModel, calls: set[Ticket]) -> Sequence[Executor] | None:
         """Return the executors of which one must go on to answer ``ticket``; None if that needs no executor.
 
         Adds to ``calls`` the call itself, and the calls that its answer waits for.
@@ -218,15 +219,15 @@ class DeadlockDetector:
         if executing:
             return executing
         # Its execution has returned. Its answer comes from elsewhere, perhaps from other calls.
-        found: list[Executor] = []
+        able: list[Executor] = []
         for call, further in self._sent_for.get(ticket.request, {}).items():
             needed = self._able_executors(call, further, calls)
             if needed is None:
                 return None
-            found += needed
-        return found or None
+            able += needed
+        return able or None
 
-    def _path(self, ticket: Ticket, target: AskedModel) -> list[str]:
+    def _path(self, ticket: Ticket, target: CalledModel) -> list[str]:
         """Return the names along the deadlock. The last one is also an earlier one."""
         callers = ticket.request.callers
         if target.name in callers:
@@ -234,14 +235,14 @@ class DeadlockDetector:
         names = list(callers[-1:])
         while target.name not in names and target.executors:
             names.append(target.name)
-            found = next(self._blocking_calls(target.executors[0]), None)
-            if found is None:  # it waits for a call of one of the other instances
+            call = next(self._blocking_calls(target.executors[0]), None)
+            if call is None:  # it waits for a call of one of the other instances
                 return [*names, names[0]]
-            _, target = found
+            _, target = call
         return [*names, target.name]
 
 
-def _take(table: dict[_Key, dict[Ticket, AskedModel]], key: _Key, ticket: Ticket) -> None:
+def _take(table: dict[_Key, dict[Ticket, CalledModel]], key: _Key, ticket: Ticket) -> None:
     """Remove ``ticket`` from ``table``, and its row if that is empty."""
     row = table[key]
     del row[ticket]

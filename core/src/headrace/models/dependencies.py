@@ -78,11 +78,11 @@ class Dependencies:
         Exception: not those whose load waits for a model that, while it is loaded itself, asks for a change of
         ``name``.
         """
-        found = self.dependents(name)
-        askers = [asker for asker in self._nested.askers(name) if asker not in found]
-        for dependent in found:  # grows in the loop
-            found += [each for each in self.dependents(dependent) if each not in found]
-        return [each for each in found if not any(self._nested.path(each, asker) for asker in askers)]
+        dependents = self.dependents(name)
+        askers = [asker for asker in self._nested.askers(name) if asker not in dependents]
+        for dependent in dependents:  # grows in the loop
+            dependents += [each for each in self.dependents(dependent) if each not in dependents]
+        return [each for each in dependents if not any(self._nested.path(each, asker) for asker in askers)]
 
     async def await_loads(self, plan: LoadPlan, load: Callable[[str], Awaitable[None]]) -> None:
         """Load by ``load`` the models that ``plan`` needs and that are not served.
@@ -101,10 +101,10 @@ class Dependencies:
         """True if the models that ``plan`` needs differ from those of the last try, or from those that ``served``
         call."""
         try:
-            found: frozenset[ServedModel] | None = frozenset(self._find(plan).values())
+            needed: frozenset[ServedModel] | None = frozenset(self._find(plan).values())
         except HeadraceError:
-            found = None
-        return found != self._tried.get(plan.name) or any(frozenset(model.others) != found for model in served)
+            needed = None
+        return needed != self._tried.get(plan.name) or any(frozenset(model.others) != needed for model in served)
 
     @contextmanager
     def kept(self, plan: LoadPlan) -> Iterator[Needed]:
@@ -151,10 +151,10 @@ class Dependencies:
             raise InvalidArgument(
                 f"{says} which has no loaded version. Model '{needed.model}' loading failed with error: {why}"
             )
-        found = served.get(max(served) if needed.version < 0 else needed.version)
-        if found is None:
+        model = served.get(max(served) if needed.version < 0 else needed.version)
+        if model is None:
             raise InvalidArgument(f"{says} whose required version {needed.version} is not loaded.")
-        return found
+        return model
 
     def _circle(self, plan: LoadPlan) -> list[str]:
         """Return the models from ``plan`` to ``plan`` of which each needs the next; empty if there is no circle."""

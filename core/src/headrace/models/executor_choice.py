@@ -38,11 +38,11 @@ def choose_executor(backend: Backend, model: Model, executors: Parts) -> Executo
     support. Raises `LoadError` if the backend does.
     """
     parameters = model.config.parameters
-    asked = read_isolation(parameters)
+    kind_name = read_isolation(parameters)
     isolation = None
-    if asked is None or not find_executor(asked, model.config, executors).runs_in_server:
+    if kind_name is None or not find_executor(kind_name, model.config, executors).runs_in_server:
         isolation = backend.isolation(model)
-    kind = find_executor(asked or (THREAD if isolation is None else PROCESS), model.config, executors)
+    kind = find_executor(kind_name or (THREAD if isolation is None else PROCESS), model.config, executors)
     memory_bytes = read_memory_limit(parameters)
     if kind.runs_in_server:
         read_busy_poll(parameters, 0)  # they have no effect here, and do no harm

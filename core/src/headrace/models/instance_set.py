@@ -66,7 +66,7 @@ class InstanceSet:
         self._members: Sequence[Member] = ()
         #: A list of its own: the executors see its changes.
         self._observers: list[Observer] = []
-        self._leaving: dict[Member, Future[None]] = {}
+        self._removed: dict[Member, Future[None]] = {}
         self._past_restarts = 0
 
     def begin(self, placements: Sequence[Placement], executors: Sequence[Executor]) -> None:
@@ -90,13 +90,13 @@ class InstanceSet:
     @property
     def restarts(self) -> int:
         """The number of restarts of all instances, including removed ones."""
-        leaving = (member.executor for member in tuple(self._leaving))
+        leaving = (member.executor for member in tuple(self._removed))
         return self._past_restarts + sum(executor.restarts for executor in (*self.executors, *leaving))
 
     def join(self) -> None:
         """Wait until all have closed. Blocks. Raises what one of them raised, after all have closed."""
         with ExitStack() as stack:
-            for done in tuple(self._leaving.values()):
+            for done in tuple(self._removed.values()):
                 stack.callback(done.result)
             for executor in reversed(self.executors):
                 stack.callback(executor.join)
@@ -137,7 +137,7 @@ class InstanceSet:
         for member in self._members:
             if member not in before:
                 member.serve(self._loop, self._observers)
-        return [self._begin_leaving(member) for member in leaving]
+        return [self._begin_removal(member) for member in leaving]
 
     def drop(self, added: Sequence[tuple[Placement, Executor]]) -> None:
         """Close executors that never served. Blocks."""
@@ -153,13 +153,13 @@ class InstanceSet:
         self._members = tuple(members)
         self.executors = tuple(member.executor for member in self._members)
 
-    def _begin_leaving(self, member: Member) -> Future[None]:
-        done = self._leaving[member] = Future()
-        task = self._loop.create_task(self._leave(member))
+    def _begin_removal(self, member: Member) -> Future[None]:
+        done = self._removed[member] = Future()
+        task = self._loop.create_task(self._remove(member))
         task.add_done_callback(lambda _: done.set_result(None))
         return done
 
-    async def _leave(self, member: Member) -> None:
+    async def _remove(self, member: Member) -> None:
         try:
             await self._model_queue.dismiss(member.source)
             await self._model_queue.wait_until_answered(member.executor.unanswered)
@@ -169,7 +169,7 @@ class InstanceSet:
             log.exception("instance '%s' failed to close", member.executor.name)
         finally:
             self._past_restarts += member.executor.restarts
-            del self._leaving[member]
+            del self._removed[member]
             self._model_queue.ask_again()  # requests may have been assigned to it that it did not take
 
     def _end(self, member: Member) -> None:
@@ -215,24 +215,24 @@ class InstanceChange:
 def _alike(present: Sequence[Placement], wanted: Sequence[Placement]) -> list[int | None]:
     """Return, for each of ``wanted``, the index in ``present`` of the instance that is like it, preferably by name."""
     left = dict(enumerate(present))
-    found: list[int | None] = [None] * len(wanted)
+    indices: list[int | None] = [None] * len(wanted)
     for key in (attrgetter("signature", "name"), attrgetter("signature")):
         for number, placement in enumerate(wanted):
-            if found[number] is not None:
+            if indices[number] is not None:
                 continue
             for index, other in left.items():
                 if key(other) == key(placement):
-                    found[number] = index
+                    indices[number] = index
                     del left[index]
                     break
-    return found
+    return indices
 
 
-def _named(wanted: Sequence[Placement], kept: Sequence[int | None], members: Sequence[Member]) -> list[Placement]:
+def _named(placements: Sequence[Placement], kept: Sequence[int | None], members: Sequence[Member]) -> list[Placement]:
     """Return the new placements, renamed so that no name collides with an instance that stays."""
     used = {members[index].placement.name for index in kept if index is not None}
-    free = [placement.name for placement in wanted if placement.name not in used]
-    new = [placement for placement, index in zip(wanted, kept, strict=True) if index is None]
+    free = [placement.name for placement in placements if placement.name not in used]
+    new = [placement for placement, index in zip(placements, kept, strict=True) if index is None]
     own = {placement.name for placement in new if placement.name not in used}
     others = iter([name for name in free if name not in own])
     return [

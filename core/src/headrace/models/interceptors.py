@@ -282,8 +282,8 @@ class InterceptorChain:
         try:
             _take(caller, interceptor, await verdict)
             for interceptor in asking:
-                found = interceptor.admit(caller, operation, model)
-                _take(caller, interceptor, await found if isawaitable(found) else found)
+                result = interceptor.admit(caller, operation, model)
+                _take(caller, interceptor, await result if isawaitable(result) else result)
         except BaseException as error:
             raise self._refusal(caller, operation, plugin_failure(error, has_left=True)) from None
 

@@ -194,7 +194,7 @@ class Loader:
                 "it without --workers"
             )
         complete_with(model.config, scheduler, others)
-        _tell_completed(model.config)
+        _log_completed(model.config)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, model, services, needed, others, directory.give_back)
         served.statistics.load_ns = monotonic_ns() - started
@@ -212,7 +212,7 @@ class Loader:
         changed = replace(served.model, config=config)
         raise_first(judge(changed, backend, self._options, self._plugins))
         fill_groups(config, backend, available_gpus())
-        _tell_completed(config)
+        _log_completed(config)
         return served.instances.prepare(config)
 
     def stop_loading(self, name: str) -> None:
@@ -305,7 +305,7 @@ class Loader:
         if scheduler.name == "dynamic_batching":  # there is no such thread, but scripts search the log for the line
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
         instances = [instance_info(placement, config) for placement in placements]
-        told = scheduler_parameters(config, scheduler)
+        parameters = scheduler_parameters(config, scheduler)
         delay = DelayedStart.from_environ(os.environ)
         if delay.requests or delay.backlog:
             text = "model '%s' runs nothing until %d requests wait, and %d in a backlog: set by the environment"
@@ -317,7 +317,7 @@ class Loader:
             inputs,
             outputs,
             services.call,
-            told,
+            parameters,
             delay,
             others=others,
             version=version,
@@ -344,14 +344,14 @@ def _plan_version(
 
 def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:
     """Return ``served`` for the scheduler of a model that depends on it."""
-    given = served.config, served.version, served.inputs, served.outputs, served.labels, ask
-    return OtherModel(*given, served.takes_device_tensors)
+    description = served.config, served.version, served.inputs, served.outputs, served.labels, ask
+    return OtherModel(*description, served.takes_device_tensors)
 
 
-def _tell_completed(config: ModelConfig) -> None:
+def _log_completed(config: ModelConfig) -> None:
     if log.isEnabledFor(logging.DEBUG):
-        told = ModelConfig.FromString(config.SerializeToString())
-        for name, value in told.parameters.items():
+        shown_config = ModelConfig.FromString(config.SerializeToString())
+        for name, value in shown_config.parameters.items():
             value.string_value = shown(name, value.string_value)
-        text = text_format.MessageToString(told)
+        text = text_format.MessageToString(shown_config)
         log.debug("Server side auto-completed config: ", extra={"table": text, "model": config.name})

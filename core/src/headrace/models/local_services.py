@@ -207,8 +207,8 @@ class ModelCalls:
         self._loop, self._table = loop, table
         self._single = RequestSubmitter(self.find, refuse_decoupled_call, model_caller, admission)
         self._any_number = RequestSubmitter(self.find, None, model_caller, admission)
-        kept = no_executors if limiter is None else limiter.kept_waiting_by
-        self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
+        waits_for = no_executors if limiter is None else limiter.kept_waiting_by
+        self._deadlocks = DeadlockDetector(loop, self._break_deadlock, waits_for)
         self._refusals: dict[Ticket, HeadraceError] = {}
         #: With a control mode of a plugin: `ControlMode.hold` and `ControlMode.is_ready`, for models not loaded yet.
         self.hold: Callable[[str], Awaitable[Callable[[], None]]] | None = None
@@ -380,11 +380,11 @@ def _sent_by(executor: Executor, caller: InferRequest | None) -> Sequence[Ticket
     return _executed_with(caller, executor.unanswered)
 
 
-def _executed_with(caller: InferRequest, held: Sequence[Ticket]) -> list[Ticket]:
-    """Return the requests of ``held`` that were executed in one batch with ``caller``, with it; none if it is
+def _executed_with(caller: InferRequest, tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Return the requests of ``tickets`` that were executed in one batch with ``caller``, with it; none if it is
     answered."""
-    started_ns = next((ticket.started_ns for ticket in held if ticket.request is caller), 0)
-    return [ticket for ticket in held if ticket.started_ns == started_ns] if started_ns else []
+    started_ns = next((ticket.started_ns for ticket in tickets if ticket.request is caller), 0)
+    return [ticket for ticket in tickets if ticket.started_ns == started_ns] if started_ns else []
 
 
 def _require_end(request: InferRequest) -> None:

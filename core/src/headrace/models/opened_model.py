@@ -77,9 +77,9 @@ def open_model(
 def _open_with_agents(
     entry: Entry, files: Mapping[str, Hashable], config: ModelConfig, options: ConfigOptions, agents: AgentChain
 ) -> OpenedModel:
-    given = entry.fetch(files)
-    directory = agents.load(given, entry.new_directory)
-    is_replaced = directory.path != given.path
+    fetched = entry.fetch(files)
+    directory = agents.load(fetched, entry.new_directory)
+    is_replaced = directory.path != fetched.path
     try:
         if is_replaced:
             files = files_below(directory.path)

@@ -116,12 +116,12 @@ class ServingTable:
             model = self._loaded.get((name, str(number)))
             if model is None and (name, "") in self._loaded:
                 raise InvalidArgument(f"requested model version is not available for model '{name}'")
-            found = [model] if model is not None else []
+            models = [model] if model is not None else []
         else:
-            found = [self._loaded[name, str(number)] for number in self.ready_versions(name)]
-        if not found:
+            models = [self._loaded[name, str(number)] for number in self.ready_versions(name)]
+        if not models:
             raise InvalidArgument(f"requested model '{name}' is not available")
-        return found
+        return models
 
     def _search(self, name: str, version: str | int) -> ServedModel:
         """Find a version written unlike ``str(version)``, or raise the refusal. The slow path."""

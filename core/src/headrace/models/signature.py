@@ -99,15 +99,15 @@ class Signature:
         fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._has_all(request.outputs))
         if fits:
             for name, tensor in inputs.items():
-                found = checks[name].rows(tensor) if name in checks else -1
-                if found != rows:
-                    if found == _ANY_ROWS:
+                tensor_rows = checks[name].rows(tensor) if name in checks else -1
+                if tensor_rows != rows:
+                    if tensor_rows == _ANY_ROWS:
                         continue
-                    if found < 0 or rows >= 0:
+                    if tensor_rows < 0 or rows >= 0:
                         fits = False
                         break
-                    rows = found
-                elif found < 0:
+                    rows = tensor_rows
+                elif tensor_rows < 0:
                     fits = False
                     break
         if not fits or rows > self._most_rows or (self._has_optional and self._lacks(inputs)):
@@ -199,8 +199,8 @@ class _Check:
         return (shape[0] if shape else -1) if self.batched else self.rows_without
 
 
-def _match(wanted: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    return len(wanted) == len(dims) and all(want in (-1, got) for want, got in zip(wanted, dims, strict=True))
+def _match(expected: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(expected) == len(dims) and all(want in (-1, got) for want, got in zip(expected, dims, strict=True))
 
 
 def _reshape(tensor: Any, spec: Spec, batched: bool) -> Any:
@@ -237,14 +237,14 @@ def _outputs(signature: Signature, request: InferRequest) -> Iterator[str]:
 
 
 def _count(signature: Signature, request: InferRequest) -> Iterator[str]:
-    total, required, given = len(signature.inputs), signature.required, len(request.inputs)
+    total, required, count = len(signature.inputs), signature.required, len(request.inputs)
     missing = [n for n, spec in signature.inputs.items() if not spec.optional and n not in request.inputs]
-    if required <= given <= total and not missing:
+    if required <= count <= total and not missing:
         return
     if required < total:
-        expected = f"expected number of inputs between {required} and {total} but got {given} inputs"
-    elif given != total:
-        expected = f"expected {total} inputs but got {given} inputs"
+        expected = f"expected number of inputs between {required} and {total} but got {count} inputs"
+    elif count != total:
+        expected = f"expected {total} inputs but got {count} inputs"
     else:
         return  # the right number with a wrong name: the next rule names it
     yield (
@@ -320,20 +320,20 @@ def _size(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterat
 def _strings(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterator[str]:
     if not isinstance(tensor, BytesTensor | Undecoded):
         return
-    found, left = _count_strings(tensor.buffer)
+    count, rest = _count_strings(tensor.buffer)
     what = f"for inference input '{name}' for model '{signature.name}'"
     expected = prod(tensor.shape)
-    if left is not None and left < 4:
+    if rest is not None and rest < 4:
         yield (
-            f"incomplete string length indicator {what}, expecting 4 bytes but only {left} bytes available. Please "
+            f"incomplete string length indicator {what}, expecting 4 bytes but only {rest} bytes available. Please "
             "make sure the string length indicator is in one buffer."
         )
-    elif left is not None:
-        yield f"incomplete string data {what}, element {found} is longer than the data"
-    elif found > expected:  # Triton stops counting at the first that is too many
+    elif rest is not None:
+        yield f"incomplete string data {what}, element {count} is longer than the data"
+    elif count > expected:  # Triton stops counting at the first that is too many
         yield f"unexpected number of string elements {expected + 1} {what}, expecting {expected}"
-    elif found < expected:
-        yield f"expected {expected} string elements {what}, got {found}"
+    elif count < expected:
+        yield f"expected {expected} string elements {what}, got {count}"
 
 
 def _count_strings(buffer: memoryview) -> tuple[int, int | None]:

@@ -179,7 +179,7 @@ def unexpected(error: Exception) -> HeadraceError:
 
 
 #: After this time, in s, a model that has not ended is logged with the reason.
-TELL_S = 10.0
+LATE_S = 10.0
 
 #: The share of the server's time to stop that an instance gets. The rest is for killing it.
 _CLOSING_PART = 0.8
@@ -216,7 +216,7 @@ async def drain(draining: Iterable[Draining], unloaded: Callable[[ServedModel], 
     """Wait until models have answered their requests, and close them.
 
     ``unloaded`` is called for each, on the thread that has waited for its end. Failures are logged: a model that fails
-    to close is removed all the same, and blocks no other. Event loop only.
+    to close is removed anyway, and blocks no other. Event loop only.
     """
     await asyncio.gather(*(_drain_one(each, unloaded) for each in draining))
 
@@ -240,14 +240,14 @@ async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]
 
 
 async def _log_if_late(work: Awaitable[None], draining: Draining, what: str) -> None:
-    """Await ``work``. If it takes longer than `TELL_S`, write to the log and the index what it waits for."""
+    """Await ``work``. If it takes longer than `LATE_S`, write the reason to the log and the index."""
     record, model = draining
 
-    def tell() -> None:
-        record.reason = f"{what} since {TELL_S:g} s{_busy(model)}"
+    def log_late() -> None:
+        record.reason = f"{what} since {LATE_S:g} s{_busy(model)}"
         log.warning("'%s' version %d %s", model.name, model.version, record.reason)
 
-    timer = asyncio.get_running_loop().call_later(TELL_S, tell)
+    timer = asyncio.get_running_loop().call_later(LATE_S, log_late)
     try:
         await work
     finally:

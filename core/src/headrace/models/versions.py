@@ -57,8 +57,8 @@ def versions_to_serve(name: str, files: Collection[str], policy: ModelVersionPol
 def _why_none(files: Iterable[str], policy: ModelVersionPolicy, available: Sequence[int]) -> str:
     """Return a sentence on what a model without a version to serve has instead."""
     if available:
-        wanted = ", ".join(map(str, policy.specific.versions))
-        return f"It has version {', '.join(map(str, available))}, and its version policy asks for {wanted}"
+        versions = ", ".join(map(str, policy.specific.versions))
+        return f"It has version {', '.join(map(str, available))}, and its version policy asks for {versions}"
     if ignored := _directories(files):
         name = one_line(ignored[0])
         return f"Its directory '{name}' is no version: a version is a number without leading zeros, such as '1'"
@@ -70,10 +70,10 @@ def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[i
     if policy.HasField("all"):
         selected = list(available)
     elif policy.HasField("specific"):
-        wanted = set(policy.specific.versions)
-        for version in sorted(wanted.difference(available)):
+        selected_by_policy = set(policy.specific.versions)
+        for version in sorted(selected_by_policy.difference(available)):
             log.error("version %d is specified for model '%s', but the version directory is not present", version, name)
-        selected = [version for version in available if version in wanted]
+        selected = [version for version in available if version in selected_by_policy]
     else:
         number = policy.latest.num_versions or 1
         selected = list(available[-number:])
@@ -119,8 +119,8 @@ def fingerprint_of_version(
 
 def files_of(files: Iterable[str], version: int | None = None) -> list[str]:
     """Return the paths among ``files`` that belong to ``version``, and those that all versions share."""
-    wanted = "" if version is None else str(version)
-    return [path for path in files if not (first := path.partition("/")[0]).isdecimal() or first == wanted]
+    directory = "" if version is None else str(version)
+    return [path for path in files if not (first := path.partition("/")[0]).isdecimal() or first == directory]
 
 
 def _is_config(path: str) -> bool:

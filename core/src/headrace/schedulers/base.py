@@ -235,9 +235,9 @@ class Scheduler(ABC):
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
-    def __init_subclass__(cls, **given: Any) -> None:
+    def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse a class that defines what only a `FullScheduler` may have."""
-        super().__init_subclass__(**given)
+        super().__init_subclass__(**arguments)
         if _ONLY_FULL and not issubclass(cls, FullScheduler):
             _refuse_ignored(cls, dir(cls))
 

@@ -127,9 +127,9 @@ class CachingModelQueue(ModelQueue):
             else:
                 self._wait(ticket, flight, asked_ns)
             return
-        if not self._cache.is_remote and (found := self._cache.find(key)) is not None:
+        if not self._cache.is_remote and (entry := self._cache.find(key)) is not None:
             self._open[ticket] = AWAITED
-            self._hit(ticket, found, asked_ns)
+            self._hit(ticket, entry, asked_ns)
             return
         flight = self._flights[key] = SingleFlight(key, request.priority)
         if self._cache.is_remote and self._cache.ask(key, partial(self._found, flight)):
@@ -191,27 +191,27 @@ class CachingModelQueue(ModelQueue):
         flight.leader, flight.answer, flight.responses = None, None, 0
         if isinstance(answer, InferResponse) and single:
             began_ns = self._now_ns()
-            kept = self._cache.keep(flight.key, answer)
+            entry = self._cache.keep(flight.key, answer)
             self._count_miss(flight.lookup_ns + self._now_ns() - began_ns)
-            self._answer_followers(flight, kept)
+            self._answer_followers(flight, entry)
             return
         self._count_miss(flight.lookup_ns)
         flight.failures += not leader.cancelled
         self._choose_leader(flight)
 
-    def _found(self, flight: SingleFlight, found: CachedResponse | Exception | None) -> None:
+    def _found(self, flight: SingleFlight, result: CachedResponse | Exception | None) -> None:
         """Use the response of the remote cache; without one, execute the first follower."""
-        if isinstance(found, CachedResponse):
-            self._answer_followers(flight, found)
+        if isinstance(result, CachedResponse):
+            self._answer_followers(flight, result)
         else:
             self._choose_leader(flight)
 
-    def _answer_followers(self, flight: SingleFlight, kept: CachedResponse) -> None:
+    def _answer_followers(self, flight: SingleFlight, entry: CachedResponse) -> None:
         """Answer all requests that wait for ``flight``."""
         self._flights.pop(flight.key, None)
         for ticket, asked_ns in tuple(flight.followers.items()):
             if self._waits_for.pop(ticket, self) is not self:
-                self._hit(ticket, kept, asked_ns)
+                self._hit(ticket, entry, asked_ns)
 
     def _choose_leader(self, flight: SingleFlight) -> None:
         """Execute the first follower of ``flight``, which has no leader now. After `_ATTEMPTS` failures, execute them
@@ -231,12 +231,12 @@ class CachingModelQueue(ModelQueue):
         if flight.leader is None:
             self._flights.pop(flight.key, None)
 
-    def _hit(self, ticket: Ticket, kept: CachedResponse, asked_ns: int) -> None:
+    def _hit(self, ticket: Ticket, entry: CachedResponse, asked_ns: int) -> None:
         ticket.on_cancel = None
         self.statistics.record_hit(ticket.arrival_ns, asked_ns, self._now_ns())
         cache = self._cache
         self._tracker.answer(
-            ticket, InferResponse(dict(kept.outputs), kept.parameters, cache.name, cache.version, ticket.request.id)
+            ticket, InferResponse(dict(entry.outputs), entry.parameters, cache.name, cache.version, ticket.request.id)
         )
 
     def _count_miss(self, took_ns: int) -> None:

@@ -72,11 +72,11 @@ class RequestQueue:
 
         Only `add` and `postpone` put requests into a lane, and they run on this thread. So an empty lane stays empty.
         """
-        kept = {known: lanes for known, lanes in self._levels.items() if lanes[0] or lanes[1]}
-        kept[level] = (OrderedDict(), OrderedDict())
-        self._levels = dict(sorted(kept.items()))
+        levels = {known: lanes for known, lanes in self._levels.items() if lanes[0] or lanes[1]}
+        levels[level] = (OrderedDict(), OrderedDict())
+        self._levels = dict(sorted(levels.items()))
         self.lanes = tuple(chain.from_iterable(self._levels.values()))
-        return kept[level]
+        return levels[level]
 
     def head(self, count: int) -> tuple[Ticket, ...]:
         """Return the next ``count`` requests. They still wait, and any thread may take them."""

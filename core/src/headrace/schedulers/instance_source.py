@@ -147,8 +147,8 @@ class InstanceSource:
         if count < len(chosen):  # some were cancelled or taken meanwhile, or are padding
             if not count:
                 return batch
-            taken, rows = set(batch), 0
-            batch = Batch([ticket for ticket in chosen if ticket in taken or isinstance(ticket, Padding)])
+            dequeued, rows = set(batch), 0
+            batch = Batch([ticket for ticket in chosen if ticket in dequeued or isinstance(ticket, Padding)])
         if is_pinned:
             for ticket in requests:
                 ticket.pinned = True

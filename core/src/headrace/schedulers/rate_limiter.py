@@ -100,9 +100,9 @@ class LimitedSource(InstanceSource):
             with suppress(RuntimeError):  # the loop has ended, and so has the server
                 model_queue.call_soon_threadsafe(self._execution_returned)
             wakeup.wait()
-            given, self._batch = self._batch, None
-            if given:
-                return given
+            batch, self._batch = self._batch, None
+            if batch:
+                return batch
         with suppress(RuntimeError):
             model_queue.call_soon_threadsafe(self._limiter.release, self)
         self._stand_by(wakeup)
@@ -142,9 +142,9 @@ class RateLimiter:
     `add`, `remove` and `uses` run on any thread, everything else on the event loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, given: Sequence[RateLimitResource] = ()) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Sequence[RateLimitResource] = ()) -> None:
         self._loop = loop
-        self._given = given
+        self._given = limits
         self._lock = threading.Lock()
         #: The demand of each instance that is loaded or being loaded. Compared by identity. Guarded by the lock.
         self._demands: dict[ResourceDemand, None] = {}

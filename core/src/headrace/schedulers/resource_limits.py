@@ -12,16 +12,16 @@ from headrace.errors import Code, ConfigError
 from headrace.executors.devices import Resource, ResourceDemand
 
 
-def limits_for(demands: Iterable[ResourceDemand], given: Sequence[RateLimitResource]) -> dict[Resource, int]:
+def limits_for(demands: Iterable[ResourceDemand], operator_limits: Sequence[RateLimitResource]) -> dict[Resource, int]:
     """Return the units of each resource in ``demands``. Raises `ConfigError`, in Triton's words."""
     limits: dict[Resource, int] = {}
     for demand in demands:
         for resource, units in demand.units.items():
             limits[resource] = max(units, limits.get(resource, 0))
     for resource, needed in sorted(limits.items(), key=lambda item: item[0].order):
-        if not given:
+        if not operator_limits:
             break
-        limits[resource] = available = _operator_units(resource, given)
+        limits[resource] = available = _operator_units(resource, operator_limits)
         if available < needed:
             raise ConfigError(
                 f'Resource count for "{resource.name}" is limited to {available} which will prevent scheduling of one '
@@ -52,14 +52,14 @@ def shown(limits: Mapping[Resource, int]) -> str:
     return "\n".join((*lines, ""))
 
 
-def _operator_units(resource: Resource, given: Sequence[RateLimitResource]) -> int:
+def _operator_units(resource: Resource, operator_limits: Sequence[RateLimitResource]) -> int:
     """Return the units of ``resource`` that the operator has set; 0 if it is not named.
 
     As in Triton: the first value for a device counts, and so does the first value for all devices. Of the two, the
     larger one is returned.
     """
     named: dict[int | None, int] = {}
-    for each in given:
+    for each in operator_limits:
         if each.name == resource.name:
             named.setdefault(each.device, each.count)
     counts = named.values() if resource.device is None else (named.get(resource.device, 0), named.get(None, 0))
