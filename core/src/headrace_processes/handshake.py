@@ -17,7 +17,7 @@ from headrace.backends.base import AnyInstance, Backend, Device, DeviceKind, Mod
 from headrace.backends.services import Services
 from headrace.config.padding import PaddingRules
 from headrace.errors import Code, LoadError, Unavailable
-from headrace.executors.instance import failures_worded, load_instance, shaping_of, share
+from headrace.executors.instance import backend_errors, load_instance, shaping_of, share
 from headrace.executors.output_schema import OutputSchema
 from headrace.executors.ragged import RaggedLayout
 from headrace.messages.request import InferRequest
@@ -126,7 +126,7 @@ def load(spec: InstanceSpec) -> AnyInstance:
         spec.is_sent,
     )
     shared = share(backend, model, spec.cleanup)
-    with failures_worded(backend, model.name):
+    with backend_errors(backend, model.name):
         return load_instance(backend, replace(model, shared=shared))
 
 

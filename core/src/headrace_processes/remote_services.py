@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from headrace.backends.services import LOG_LEVELS, LogLevel, LoopServices, Services
 from headrace.errors import Code, HeadraceError, summary
-from headrace.executors.threads import apart
+from headrace.executors.threads import run_on_thread
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
@@ -248,7 +248,7 @@ class ServiceEndpoint:
         try:
             execute = partial(self._execute, call)
             is_slow = call.get("method") in _BLOCKING
-            result["value"] = await apart(execute, "headrace-service") if is_slow else execute()
+            result["value"] = await run_on_thread(execute, "headrace-service") if is_slow else execute()
         except HeadraceError as error:
             result.update(code=error.code.value, message=error.message)
         except Exception as error:

@@ -102,7 +102,7 @@ def test_a_loading_thread_becomes_the_thread_of_its_instance() -> None:
             thread.serve(scheduler.sources[0], loop)
             return threading.current_thread()
 
-        loading = await threads.apart(load, "headrace-load")
+        loading = await threads.run_on_thread(load, "headrace-load")
         assert loading.name == "headrace-m_0"
         assert isinstance(await ask(scheduler), InferResponse)
         scheduler.close()
@@ -124,7 +124,7 @@ def test_a_load_that_fails_later_closes_its_instance_on_its_own_thread() -> None
             raise LoadError(threading.current_thread().name)
 
         with pytest.raises(LoadError, match="headrace-m_0"):
-            await threads.apart(load, "headrace-load")
+            await threads.run_on_thread(load, "headrace-load")
         assert len({*made[0].threads}) == 1 < len(made[0].threads)
         assert not thread.alive
         await asyncio.to_thread(thread.join)
@@ -139,12 +139,12 @@ def test_only_threads_that_may_be_reused_are_and_keep_nothing_of_their_work() ->
             set_thread_model("m")
             return current, before
 
-        first = (await threads.apart(work, "a", is_reused=True))[0]
+        first = (await threads.run_on_thread(work, "a", is_reused=True))[0]
         while not threads._idle:  # it has answered, and is about to wait
             await asyncio.sleep(0)
-        second, spoke_for = await threads.apart(work, "b")
+        second, spoke_for = await threads.run_on_thread(work, "b")
         assert (second, second.name, spoke_for) == (first, "b", "")
-        assert (await threads.apart(work, "c"))[0] is not first
+        assert (await threads.run_on_thread(work, "c"))[0] is not first
         await asyncio.to_thread(first.join, 10)
         assert not first.is_alive()
 
@@ -155,7 +155,7 @@ def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_IDLE_S", 0.01)
 
     async def scenario() -> None:
-        idle = await threads.apart(threading.current_thread, "a", is_reused=True)
+        idle = await threads.run_on_thread(threading.current_thread, "a", is_reused=True)
         await asyncio.to_thread(idle.join, 10)
         assert not idle.is_alive()
         assert not threads._idle

@@ -191,7 +191,7 @@ async def test_threads_take_batches_themselves_only_if_nothing_forbids_it(
     dispatcher = made(kind, Source(), Source(**source))
     assert dispatcher.threads_take is takes
     dispatcher.has_formed_batches = True
-    dispatcher.choose_who_takes()
+    dispatcher.update_takers()
     assert dispatcher.threads_take is False
 
 

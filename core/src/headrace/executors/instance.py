@@ -36,8 +36,8 @@ log = rate_limited_logger(__name__)
 
 
 def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logger | None = None) -> Any:
-    """Return what the instances of ``model`` share, and add its release to ``undo``. Raises as `failures_worded`."""
-    with failures_worded(backend, model.name, logger):
+    """Return what the instances of ``model`` share, and add its release to ``undo``. Raises as `backend_errors`."""
+    with backend_errors(backend, model.name, logger):
         shared = backend.share(model)
     undo.callback(_unshare, backend, model.name, shared)
     return shared
@@ -58,7 +58,7 @@ def load_instance(backend: Backend, model: Model) -> AnyInstance:
 
 
 def close_instance(instance: AnyInstance, name: str) -> None:
-    """Close ``instance`` and log what it raises."""
+    """Close ``instance`` and log its exceptions."""
     try:
         instance.close()
     except BaseException:
@@ -66,8 +66,8 @@ def close_instance(instance: AnyInstance, name: str) -> None:
 
 
 @contextmanager
-def failures_worded(backend: Backend, model: str, logger: logging.Logger | None = None) -> Iterator[None]:
-    """Turn what ``backend`` raises for ``model`` into a `LoadError`, unless it is a `HeadraceError`.
+def backend_errors(backend: Backend, model: str, logger: logging.Logger | None = None) -> Iterator[None]:
+    """Turn an exception of ``backend`` for ``model`` into a `LoadError`, unless it is a `HeadraceError`.
 
     ``logger`` logs the traceback. A child process has none, because it sends the traceback to its server.
     """

@@ -16,7 +16,7 @@ from headrace.executors.instance import ExecutionRecorder, close_instance, run_b
 from headrace.executors.loop_policy import LoopPolicy
 from headrace.executors.loop_sink import LoopSink
 from headrace.executors.runner import LATER, Given, Runner
-from headrace.executors.threads import Wakeup, go_on_with, started
+from headrace.executors.threads import Wakeup, continue_with, started
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
@@ -85,11 +85,11 @@ class InstanceThread:
     def load(self) -> None:
         """Load the instance on its thread. Raises what loading raised.
 
-        The calling thread becomes the thread of the instance, if `go_on_with` allows it. This saves the start of a
+        The calling thread becomes the thread of the instance, if `continue_with` allows it. This saves the start of a
         thread. It serves after its current work.
         """
         name = f"headrace-{self.name}"
-        self._thread = go_on_with(self._serve_and_close)
+        self._thread = continue_with(self._serve_and_close)
         if self._thread is None:
             started(self.load, name).result()
             return

@@ -78,7 +78,7 @@ class LoopPolicy:
         self._waited_ns = 0
 
     def ran(self, start_ns: int, end_ns: int) -> bool:
-        """Count one execution, which ran where `on_loop` says. Return True if the loop runs the next one."""
+        """Count one execution, on the loop if `on_loop`. Return True if the loop runs the next one."""
         took, took_ns = self._took, end_ns - start_ns
         if not took:
             self._began_ns, self._spent_ns = start_ns, self._loop_time.spent_ns
@@ -87,7 +87,7 @@ class LoopPolicy:
                 took_ns = max(0, took_ns - self._waited_for_core())
             self._loop_time.spent_ns += took_ns
             if took_ns > LONG_NS:
-                return self._leave(end_ns, took_ns)
+                return self._move_off(end_ns, took_ns)
         took.append(took_ns)
         if len(took) < WINDOW:
             return self.on_loop
@@ -100,7 +100,7 @@ class LoopPolicy:
             took[WINDOW // 2 - 1] > SLOW_NS
             or (self._loop_time.spent_ns - self._spent_ns) * SHARE > end_ns - self._began_ns
         ):
-            return self._leave(end_ns, took[-1])
+            return self._move_off(end_ns, took[-1])
         else:
             self._waited_for_core()
         took.clear()
@@ -111,7 +111,7 @@ class LoopPolicy:
         before_ns, self._waited_ns = self._waited_ns, self._loop_time.core_wait_ns()
         return self._waited_ns - before_ns
 
-    def _leave(self, now_ns: int, took_ns: int) -> bool:
+    def _move_off(self, now_ns: int, took_ns: int) -> bool:
         away_ns = max(AWAY_NS, took_ns * AWAY_TIMES)
         if now_ns - self._came_ns < self._away_ns:
             away_ns = max(away_ns, 2 * self._away_ns)

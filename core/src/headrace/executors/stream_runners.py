@@ -151,10 +151,10 @@ class DeferredRunner(Runner):
             if (call := reference()) is not None:
                 call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
 
-    def leave(self, ticket: Ticket) -> None:
+    def end_abandoned(self, ticket: Ticket) -> None:
         """End the call of ``ticket``, whose caller has disconnected. Any thread.
 
-        It ends even if the model still holds it. Otherwise a model that forgets a call could not be unloaded.
+        It ends even if the model still references it. Otherwise a model that never ends a call could not be unloaded.
         """
         if not ticket.abandoned:
             return  # only cancelled: the model may read ``cancelled``, and the caller waits for its answer
@@ -200,9 +200,9 @@ class DeferredRunner(Runner):
         ticket.started_ns = started_ns
         call = DeferredCall(self, ticket, self._batches, place)
         self.open[ticket] = weakref.ref(call)
-        ticket.on_cancel = self.leave
+        ticket.on_cancel = self.end_abandoned
         if ticket.abandoned:  # meanwhile
-            self.leave(ticket)
+            self.end_abandoned(ticket)
         return call
 
 
@@ -270,7 +270,7 @@ class DeferredCall(Call):
                     window = OrderedWindow()
                     self.ticket.on_read = lambda _: window.release()
                     self._window = window
-            if self.ticket not in self._runner.open:  # also if the caller has disconnected: `DeferredRunner.leave`
+            if self.ticket not in self._runner.open:  # also after a disconnect: see `end_abandoned`
                 self._window.open()
         return self._window
 

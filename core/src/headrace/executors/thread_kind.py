@@ -11,7 +11,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.padding import PADDING
 from headrace.config.parameters import EVENT_LOOP, THREAD, read_event_loop
 from headrace.errors import ConfigError
-from headrace.executors.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
+from headrace.executors.instance import backend_errors, close_instance, load_instance, runner_for, shaping_of
 from headrace.executors.instance_thread import InstanceThread, may_run_on_loop
 from headrace.executors.kind import ExecutorKind, InstancePlan
 from headrace.executors.loop_policy import LoopPolicy
@@ -42,7 +42,7 @@ def _load(plan: InstancePlan, needs_any_thread: bool) -> tuple[AnyInstance, Runn
     version, model = plan.version, plan.model
     set_thread_model(model.name)
     log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
-    with failures_worded(version.backend, model.name, log):
+    with backend_errors(version.backend, model.name, log):
         instance = load_instance(version.backend, model)
         try:
             if needs_any_thread and not may_run_on_loop(instance):

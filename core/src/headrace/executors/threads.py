@@ -19,7 +19,7 @@ log = rate_limited_logger(__name__)
 
 T = TypeVar("T")
 
-#: How long a thread waits for more work, in s.
+#: A thread waits this many seconds for more work.
 _IDLE_S = 1.0
 
 
@@ -100,7 +100,7 @@ class _Worker:
     """A thread for ``work``. If ``is_reused``, it then waits `_IDLE_S` for more, and is the next to be started."""
 
     def __init__(self, work: Callable[[], None], name: str, is_reused: bool) -> None:
-        #: What the thread goes on with when its work has ended.
+        #: The call that the thread makes when its work has ended.
         self.then: Callable[[], None] | None = None
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._work: Callable[[], None] | None = work
@@ -139,7 +139,7 @@ _local = threading.local()
 
 
 def started(work: Callable[[], T], name: str, *, is_reused: bool = False) -> Future[T]:
-    """Start ``work`` on a thread ``name``, and return the future of its result. It is as for `apart`."""
+    """Start ``work`` on a thread ``name``, and return the future of its result. It is as for `run_on_thread`."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # it cannot be cancelled
 
@@ -158,10 +158,10 @@ def started(work: Callable[[], T], name: str, *, is_reused: bool = False) -> Fut
     return result
 
 
-def go_on_with(then: Callable[[], None]) -> threading.Thread | None:
+def continue_with(then: Callable[[], None]) -> threading.Thread | None:
     """Make this thread call ``then`` when its work has ended. Return the thread.
 
-    None if it is no thread of `apart` or `side_by_side`, or has been told to go on with something else.
+    Return None if it is no thread of `run_on_thread` or `run_in_parallel`, or has another continuation.
     """
     worker: _Worker | None = getattr(_local, "worker", None)
     if worker is None or worker.then is not None:
@@ -170,8 +170,8 @@ def go_on_with(then: Callable[[], None]) -> threading.Thread | None:
     return worker.thread
 
 
-def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
-    """Do all ``works`` at the same time, each on a thread, and wait for all. Then raise what the first one raised.
+def run_in_parallel(works: Sequence[Callable[[], None]], name: str) -> None:
+    """Run all ``works`` at the same time, each on a thread, and wait for all. Then raise the error of the first.
 
     Threads that never end do not keep the interpreter from exiting.
     """
@@ -184,7 +184,7 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
         end.result()
 
 
-def apart(work: Callable[[], T], name: str, *, is_reused: bool = False) -> asyncio.Future[T]:
+def run_on_thread(work: Callable[[], T], name: str, *, is_reused: bool = False) -> asyncio.Future[T]:
     """Start ``work`` on a thread ``name``; return the future of its result. Event loop only.
 
     For work that may never end: it takes no thread from other work, and neither the loop nor the interpreter waits for
@@ -194,7 +194,7 @@ def apart(work: Callable[[], T], name: str, *, is_reused: bool = False) -> async
 
 
 def contained(work: Callable[[], T]) -> T:
-    """Return or raise what ``work`` does. Turn what is not an `Exception` into an `InternalError`.
+    """Return the result of ``work``. Turn an exception that is no `Exception` into an `InternalError`.
 
     For threads that work for the event loop: a `SystemExit` that reaches a task ends the loop, and a task would take a
     `CancelledError` for its own.

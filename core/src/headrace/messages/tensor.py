@@ -208,12 +208,10 @@ def _encode(items: list[Any]) -> list[bytes]:
 
 def _checked(buffer: memoryview, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return ``offsets`` if they cover ``buffer``. Raises `InvalidArgument` that describes the bytes after them."""
-    rest_bytes = buffer.nbytes - int(offsets[-1])
-    if 0 < rest_bytes < 4:
-        raise InvalidArgument(
-            f"incomplete string length indicator, expecting 4 bytes but only {rest_bytes} bytes available"
-        )
-    if rest_bytes:
-        missing = 4 + int.from_bytes(buffer[-rest_bytes:][:4], "little") - rest_bytes
+    rest = buffer.nbytes - int(offsets[-1])
+    if 0 < rest < 4:
+        raise InvalidArgument(f"incomplete string length indicator, expecting 4 bytes but only {rest} bytes available")
+    if rest:
+        missing = 4 + int.from_bytes(buffer[-rest:][:4], "little") - rest
         raise InvalidArgument(f"string element {len(offsets) - 1} runs {missing} bytes past the end of the data")
     return offsets

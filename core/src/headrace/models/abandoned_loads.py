@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 #: At most this many abandoned threads per model. Then it is not loaded again until one of them has ended.
 MOST = 3
-#: How long a load may go on after an unload of its model, or a stop of the server, in s.
+#: A load may continue for this many seconds after an unload of its model, or a stop of the server.
 GRACE_S = 5.0
 
 

@@ -229,8 +229,7 @@ def _typed(cls: type, texts: Mapping[str, ModelParameter]) -> Any:
 def scheduler_problems(config: ModelConfig, schedulers: Parts, *, completed: bool = True) -> Iterator[Problem]:
     """Yield the problems that the scheduler of ``config`` finds, which `find_scheduler` reports if it is not installed.
 
-    An exception of the scheduler is a problem, too. ``completed`` is False if the backend may still complete the
-    config.
+    Its exceptions are problems, too. ``completed`` is False if the backend may still complete the config.
     """
     try:
         scheduler = find_scheduler(config, schedulers)
@@ -245,8 +244,7 @@ def scheduler_problems(config: ModelConfig, schedulers: Parts, *, completed: boo
 
 
 def judge(model: Model, backend: Backend, options: ConfigOptions, plugins: PluginRegistries) -> list[Problem]:
-    """Return every problem of the completed ``model.config``: in Triton's order, then the problems of its
-    parameters."""
+    """Return every problem of the completed ``model.config``, in Triton's order, its parameters last."""
     kind, texts = backend.Parameters, model.config.parameters
     gpus, files = available_gpus(), model.path.parent
     scheduled = scheduler_problems(model.config, plugins.schedulers)

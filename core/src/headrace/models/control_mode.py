@@ -76,11 +76,11 @@ class ControlMode(Interceptor):
         """Called after every change of the served models."""
 
     async def load(self, name: str) -> None:
-        """Load ``name`` because a client asks for it. Raises `HeadraceError`."""
+        """Load ``name`` on request of a client. Raises `HeadraceError`."""
         raise Unsupported(f"a load by name is not allowed in model control mode '{self.name}'")
 
     async def unload(self, name: str) -> None:
-        """Unload ``name`` because a client asks for it. Raises `HeadraceError`."""
+        """Unload ``name`` on request of a client. Raises `HeadraceError`."""
         raise Unsupported(f"an unload by name is not allowed in model control mode '{self.name}'")
 
     def stop(self) -> None:

@@ -54,7 +54,7 @@ def no_executors(executor: Executor) -> Sequence[Executor]:
 class DeadlockDetector:
     """Keeps the calls that executors wait for, and those of schedulers, and breaks deadlocks among them.
 
-    ``refuse`` is called with one call of each deadlock, and its path. ``kept_waiting_by`` returns the executors that
+    ``refuse`` is called with one call of each deadlock, and its path. ``blockers_of`` returns the executors that
     hold the resources which an executor waits for.
     """
 
@@ -62,11 +62,11 @@ class DeadlockDetector:
         self,
         loop: asyncio.AbstractEventLoop,
         refuse: Callable[[Ticket, Sequence[str]], None],
-        kept_waiting_by: Callable[[Executor], Sequence[Executor]] = no_executors,
+        blockers_of: Callable[[Executor], Sequence[Executor]] = no_executors,
     ) -> None:
         self._loop = loop
         self._refuse = refuse
-        self._kept_waiting_by = kept_waiting_by
+        self._blockers_of = blockers_of
         #: By executor. The calls of schedulers, which block no executor, are under None.
         self._calls: dict[Executor | None, dict[Ticket, CalledModel]] = {}
         #: The same calls, by the request for which they were sent.
@@ -190,7 +190,7 @@ class DeadlockDetector:
                 is_blocked = True
                 coming += (able for able in needed if able not in reached)
             if not is_blocked:
-                others = self._kept_waiting_by(executor)
+                others = self._blockers_of(executor)
                 if not others:
                     return None
                 coming += others

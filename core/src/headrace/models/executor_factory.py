@@ -11,7 +11,7 @@ from headrace.executors.devices import Placement
 from headrace.executors.executor import Executor
 from headrace.executors.gpu_memory import refuse_beyond
 from headrace.executors.kind import ExecutorKind, InstancePlan, VersionPlan
-from headrace.executors.threads import side_by_side
+from headrace.executors.threads import run_in_parallel
 from headrace.models.local_services import LocalServices, SiblingServices
 from headrace.telemetry.executions import ExecutionCounter
 from headrace.telemetry.statistics import ModelStatistics
@@ -35,7 +35,7 @@ class ExecutorFactory:
     ) -> None:
         self._kind, self._plan, self._model = kind, plan, model
         self._statistics, self._services, self._gpu_limits = statistics, services, gpu_limits
-        #: What each executor that has not closed owns.
+        #: The resources of each executor that has not closed.
         self._owned: dict[Executor, tuple[LocalServices, list[ExecutionCounter]]] = {}
 
     def load(self, placements: Sequence[Placement], config: ModelConfig) -> list[Executor]:
@@ -47,7 +47,7 @@ class ExecutorFactory:
         refuse_beyond(self._gpu_limits, placements)
         executors = [self._executor(placement, replace(self._model, config=config)) for placement in placements]
         try:
-            side_by_side([executor.load for executor in executors], "headrace-load")
+            run_in_parallel([executor.load for executor in executors], "headrace-load")
         except BaseException:
             for executor in executors:
                 executor.join()

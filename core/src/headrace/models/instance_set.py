@@ -20,7 +20,7 @@ from operator import attrgetter
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.executors.devices import Placement, ResourceDemand, plan_instances
 from headrace.executors.executor import Executor
-from headrace.executors.threads import apart
+from headrace.executors.threads import run_on_thread
 from headrace.models.executor_factory import ExecutorFactory
 from headrace.schedulers.instance_info import instance_info
 from headrace.schedulers.instance_source import InstanceSource
@@ -164,7 +164,7 @@ class InstanceSet:
             await self._model_queue.dismiss(member.source)
             await self._model_queue.wait_until_answered(member.executor.unanswered)
             member.source.end()
-            await apart(partial(self._end, member), f"headrace-close-{member.executor.name}")
+            await run_on_thread(partial(self._end, member), f"headrace-close-{member.executor.name}")
         except Exception:
             log.exception("instance '%s' failed to close", member.executor.name)
         finally:

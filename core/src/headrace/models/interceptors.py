@@ -32,7 +32,7 @@ log = rate_limited_logger(__name__)
 #: The module of callers imports nothing else of the server, so its log is set up here.
 rate_limited_logger("headrace.messages.caller")
 
-#: What `Interceptor.admit` returns.
+#: The result of `Interceptor.admit`.
 Verdict: TypeAlias = "Watch | None"
 #: A handler of a protocol, with three arguments.
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from headrace.config.parameters import LOAD_TIMEOUT
 from headrace.errors import ConfigError, HeadraceError, LoadError, OperatorError
-from headrace.executors.threads import apart
+from headrace.executors.threads import run_on_thread
 from headrace.models.abandoned_loads import AbandonedLoads
 from headrace.models.configuring import LOAD_TIMEOUT_OPTION, LOAD_TIMEOUT_S
 from headrace.models.dependencies import Dependencies, Needed
@@ -99,7 +99,7 @@ class Lifecycle:
         """Load the versions of ``entry`` that its policy selects, and serve them instead of the old ones.
 
         All or nothing: if one version fails, the old ones stay. A version with the same config and unchanged files is
-        kept, unless one of its instances is dead. If the caller is cancelled, the load goes on. Raises `OperatorError`.
+        kept, unless one of its instances is dead. A cancelled caller does not stop the load. Raises `OperatorError`.
         """
         self._by_name.add(entry.name)
         await asyncio.shield(self.background.start(self._load_alone(entry)))
@@ -144,7 +144,7 @@ class Lifecycle:
                 self.records.pop(name, None)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove the records of those of ``names`` that are unloaded, or that failed to load."""
+        """Remove the records of the models in ``names`` that are unloaded or failed to load."""
         for name in names:
             record = self.records.get(name)
             if record is not None and all(each.state is State.UNAVAILABLE for each in record.versions.values()):
@@ -302,7 +302,7 @@ class Lifecycle:
             await self._load_versions(record, plan, progress, list(plan.versions))
 
     async def _plan(self, entry: Entry) -> LoadPlan | None:
-        """Return what is to be loaded of ``entry``; None if nothing has changed since it was loaded."""
+        """Return the load plan of ``entry``; None if nothing has changed since it was loaded."""
         record = self.records.get(entry.name)
         is_fine = record is not None and record.is_served and record.is_settled and record.is_alive
         loaded = record.fingerprint if record is not None and is_fine and entry.config is None else None
@@ -328,7 +328,7 @@ class Lifecycle:
         finally:
             close = partial(plan.opened.close, is_loaded=is_loaded)
             if plan.opened.blocks:
-                await apart(close, "headrace-load")
+                await run_on_thread(close, "headrace-load")
             else:
                 close()
 
@@ -426,9 +426,9 @@ class Lifecycle:
             made.others = ()  # released when the load was abandoned
             self._begin_draining([Draining(VersionRecord(), made)])
         elif isinstance(made, LoadPlan):
-            self.background.start(apart(partial(made.opened.close, is_loaded=False), "headrace-close"))
+            self.background.start(run_on_thread(partial(made.opened.close, is_loaded=False), "headrace-close"))
         elif made is not None:
-            self.background.start(apart(made.discard, "headrace-close"))
+            self.background.start(run_on_thread(made.discard, "headrace-close"))
 
     def _load_on_thread(self, plan: LoadPlan, number: int, needed: Needed, progress: Progress) -> ServedModel:
         progress.began(plan.name)

@@ -21,7 +21,7 @@ from headrace.config.parameters import parse_parameters
 from headrace.config.secret_settings import shown
 from headrace.errors import HeadraceError, LoadError
 from headrace.executors.devices import Placement, available_gpus, fill_groups, plan_instances
-from headrace.executors.instance import failures_worded, share
+from headrace.executors.instance import backend_errors, share
 from headrace.executors.kind import ExecutorKind, ExecutorResources, VersionPlan
 from headrace.executors.output_schema import OutputSchema
 from headrace.executors.warmup import prepare, read_samples
@@ -259,7 +259,7 @@ class Loader:
         give_back: Callable[[], None],
     ) -> ServedModel:
         config = model.config
-        with failures_worded(backend, model.name, log):
+        with backend_errors(backend, model.name, log):
             choice = choose_executor(backend, model, self._plugins.executors)
         with ExitStack() as undo:
             undo.callback(give_back)

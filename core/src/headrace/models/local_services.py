@@ -207,7 +207,7 @@ class ModelCalls:
         self._loop, self._table = loop, table
         self._single = RequestSubmitter(self.find, refuse_decoupled_call, model_caller, admission)
         self._any_number = RequestSubmitter(self.find, None, model_caller, admission)
-        waits_for = no_executors if limiter is None else limiter.kept_waiting_by
+        waits_for = no_executors if limiter is None else limiter.blockers_of
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock, waits_for)
         self._refusals: dict[Ticket, HeadraceError] = {}
         #: With a control mode of a plugin: `ControlMode.hold` and `ControlMode.is_ready`, for models not loaded yet.

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from anyio import CapacityLimiter
 
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
-from headrace.executors.threads import apart
+from headrace.executors.threads import run_on_thread
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,12 @@ class LoadSlots:
         """Run ``function`` on a thread when there is a slot. Return or raise its outcome.
 
         ``wait`` gets the future of the outcome. When it returns or raises, the slot is free, even if the thread still
-        runs. ``is_reused`` is that of `apart`.
+        runs. ``is_reused`` is that of `run_on_thread`.
         """
         async with self._slots:
             if self._is_closed:
                 raise Unavailable("the server is stopping")
-            running = apart(partial(function, *arguments), "headrace-load", is_reused=is_reused)
+            running = run_on_thread(partial(function, *arguments), "headrace-load", is_reused=is_reused)
             return await (running if wait is None else wait(running))
 
     @contextmanager
@@ -66,7 +66,7 @@ class LoadSlots:
             self._slots.total_tokens -= 1
 
     def close(self) -> None:
-        """Start no more work. Running work goes on."""
+        """Start no more work. Running work continues."""
         self._is_closed = True
 
 

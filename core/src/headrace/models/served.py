@@ -102,7 +102,7 @@ class ServedModel:
         #: True once its tickets record compute times. That costs nothing for a model that no other model calls.
         self._keeps_spans = False
         self._unused = asyncio.Event()
-        #: What frontends get of it, with the functions that start requests.
+        #: Its view for frontends, with the functions that start requests.
         self.view = ModelView(
             self.name,
             model.version,

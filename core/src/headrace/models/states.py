@@ -20,7 +20,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, LoadError, OperatorError, summary
-from headrace.executors.threads import apart
+from headrace.executors.threads import run_on_thread
 from headrace.models.served import ServedModel
 from headrace.models.versions import VersionFingerprint
 from headrace.storage.repositories import Fingerprint
@@ -230,7 +230,7 @@ async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]
     try:
         model.close()
         # It may take any time.
-        closing = apart(partial(_end, model, unloaded), f"headrace-close-{model.name}")
+        closing = run_on_thread(partial(_end, model, unloaded), f"headrace-close-{model.name}")
         await _log_if_late(closing, draining, "waits for the close of its instances")
         log.log(VERBOSE_2, "OnDestroy callback() '%s' version %d", model.name, model.version)
         log.info("successfully unloaded '%s' version %d", model.name, model.version)

@@ -116,7 +116,7 @@ class Dependency(NamedTuple):
     version: int = -1
 
 
-def _nobody_to_ask(ticket: Ticket) -> None:
+def _refuse_unloaded(ticket: Ticket) -> None:
     """Refuse the request: the default ``ask`` of a model that is not loaded."""
     raise InternalError(f"model '{ticket.request.model_name}' is not loaded")
 
@@ -137,7 +137,7 @@ class OtherModel:
     inputs: Mapping[str, Spec]
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    ask: Callable[[Ticket], None] = _nobody_to_ask
+    ask: Callable[[Ticket], None] = _refuse_unloaded
     #: The inputs that may be `headrace.DeviceTensor`s; outputs may be by `Ticket.on_device`. None: all are arrays.
     takes_device_tensors: Collection[str] | None = None
 
@@ -414,7 +414,7 @@ def full_scheduler_class(kind: type[Scheduler]) -> type[FullScheduler]:
     return kind if issubclass(kind, FullScheduler) else FullScheduler
 
 
-def nobody_to_call(ticket: Ticket) -> None:
+def refuse_call(ticket: Ticket) -> None:
     """Raise `InternalError`: the ``call`` of a context without a server."""
     raise InternalError("this scheduler runs without a server: there are no other models")
 
@@ -428,7 +428,7 @@ class ScheduledModel:
     instances: Sequence[InstanceInfo] = ()
     inputs: Mapping[str, Spec] = field(default_factory=dict)
     outputs: Mapping[str, Spec] = field(default_factory=dict)
-    call: Callable[[Ticket], None] = nobody_to_call
+    call: Callable[[Ticket], None] = refuse_call
     parameters: Any = None
     delayed_start: DelayedStart = DelayedStart()
     others: Mapping[Dependency, OtherModel] = field(default_factory=dict)

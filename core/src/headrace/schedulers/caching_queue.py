@@ -97,15 +97,15 @@ class CachingModelQueue(ModelQueue):
             return
         if self._tracker.is_closing:
             raise self._closing(ticket)
-        asked_ns = self._now_ns()
+        looked_up_ns = self._now_ns()
         if content_bytes(request.inputs.values()) <= LARGE_BYTES:  # type: ignore[arg-type]
-            self._look_up(ticket, self._cache.keys.key(request), asked_ns, super().submit)
-        elif self._cache.digest_on_thread(request, partial(self._digested, ticket, asked_ns)):
-            self._wait(ticket, None, asked_ns)
+            self._look_up(ticket, self._cache.keys.key(request), looked_up_ns, super().submit)
+        elif self._cache.digest_on_thread(request, partial(self._digested, ticket, looked_up_ns)):
+            self._wait(ticket, None, looked_up_ns)
         else:
             super().submit(ticket)
 
-    def _digested(self, ticket: Ticket, asked_ns: int, key: bytes | Exception) -> None:
+    def _digested(self, ticket: Ticket, looked_up_ns: int, key: bytes | Exception) -> None:
         """Go on with a request whose key has been computed."""
         if self._waits_for.pop(ticket, self) is self:
             return  # cancelled meanwhile
@@ -113,44 +113,44 @@ class CachingModelQueue(ModelQueue):
             self._count_failure(key)
             self._resume(ticket)
         else:
-            self._look_up(ticket, key, asked_ns, self._resume)
+            self._look_up(ticket, key, looked_up_ns, self._resume)
 
-    def _look_up(self, ticket: Ticket, key: bytes, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
+    def _look_up(self, ticket: Ticket, key: bytes, looked_up_ns: int, execute: Callable[[Ticket], None]) -> None:
         """Answer ``ticket`` from the cache, let it follow a leader, or ``execute`` it."""
         request, flight = ticket.request, self._flights.get(key)
         if flight is not None:
             # A request from a model blocks an instance. It must not wait for a leader, because the leader may need
             # that instance. A request does not wait for one of another priority.
             if request.callers or request.priority != flight.priority:
-                self._count_miss(self._now_ns() - asked_ns)
+                self._count_miss(self._now_ns() - looked_up_ns)
                 execute(ticket)
             else:
-                self._wait(ticket, flight, asked_ns)
+                self._wait(ticket, flight, looked_up_ns)
             return
         if not self._cache.is_remote and (entry := self._cache.find(key)) is not None:
             self._open[ticket] = AWAITED
-            self._hit(ticket, entry, asked_ns)
+            self._hit(ticket, entry, looked_up_ns)
             return
         flight = self._flights[key] = SingleFlight(key, request.priority)
         if self._cache.is_remote and self._cache.ask(key, partial(self._found, flight)):
-            self._wait(ticket, flight, asked_ns)
+            self._wait(ticket, flight, looked_up_ns)
             return
         try:
-            self._lead(flight, ticket, asked_ns, execute)
+            self._lead(flight, ticket, looked_up_ns, execute)
         except BaseException:
             self._flights.pop(key, None)
             raise
 
-    def _wait(self, ticket: Ticket, flight: SingleFlight | None, asked_ns: int) -> None:
+    def _wait(self, ticket: Ticket, flight: SingleFlight | None, looked_up_ns: int) -> None:
         self._open[ticket] = AWAITED
-        ticket.queued_ns, ticket.on_cancel = asked_ns, self._cancel_follower
+        ticket.queued_ns, ticket.on_cancel = looked_up_ns, self._cancel_follower
         self._waits_for[ticket] = flight
         if flight is not None:
-            flight.followers[ticket] = asked_ns
+            flight.followers[ticket] = looked_up_ns
 
-    def _lead(self, flight: SingleFlight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
+    def _lead(self, flight: SingleFlight, ticket: Ticket, looked_up_ns: int, execute: Callable[[Ticket], None]) -> None:
         """Execute ``ticket`` for all requests that wait for ``flight``."""
-        flight.leader, flight.lookup_ns = ticket, self._now_ns() - asked_ns
+        flight.leader, flight.lookup_ns = ticket, self._now_ns() - looked_up_ns
         if isinstance(ticket.request, LocatedRequest):  # its client may change an output that others are to get
             ticket.request = LocatedRequest.of(ticket.request, {}, None)
         watcher = partial(self._watch_leader, flight)
@@ -209,9 +209,9 @@ class CachingModelQueue(ModelQueue):
     def _answer_followers(self, flight: SingleFlight, entry: CachedResponse) -> None:
         """Answer all requests that wait for ``flight``."""
         self._flights.pop(flight.key, None)
-        for ticket, asked_ns in tuple(flight.followers.items()):
+        for ticket, looked_up_ns in tuple(flight.followers.items()):
             if self._waits_for.pop(ticket, self) is not self:
-                self._hit(ticket, entry, asked_ns)
+                self._hit(ticket, entry, looked_up_ns)
 
     def _choose_leader(self, flight: SingleFlight) -> None:
         """Execute the first follower of ``flight``, which has no leader now. After `_ATTEMPTS` failures, execute them
@@ -220,20 +220,20 @@ class CachingModelQueue(ModelQueue):
             return
         flight.is_choosing = True
         while flight.followers and flight.leader is None:
-            ticket, asked_ns = next(iter(flight.followers.items()))
+            ticket, looked_up_ns = next(iter(flight.followers.items()))
             del flight.followers[ticket], self._waits_for[ticket]
             if flight.failures < _ATTEMPTS:
-                self._lead(flight, ticket, asked_ns, self._resume)
+                self._lead(flight, ticket, looked_up_ns, self._resume)
             else:
-                self._count_miss(self._now_ns() - asked_ns)
+                self._count_miss(self._now_ns() - looked_up_ns)
                 self._resume(ticket)
         flight.is_choosing = False
         if flight.leader is None:
             self._flights.pop(flight.key, None)
 
-    def _hit(self, ticket: Ticket, entry: CachedResponse, asked_ns: int) -> None:
+    def _hit(self, ticket: Ticket, entry: CachedResponse, looked_up_ns: int) -> None:
         ticket.on_cancel = None
-        self.statistics.record_hit(ticket.arrival_ns, asked_ns, self._now_ns())
+        self.statistics.record_hit(ticket.arrival_ns, looked_up_ns, self._now_ns())
         cache = self._cache
         self._tracker.answer(
             ticket, InferResponse(dict(entry.outputs), entry.parameters, cache.name, cache.version, ticket.request.id)

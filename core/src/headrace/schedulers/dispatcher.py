@@ -49,7 +49,7 @@ class Dispatcher(ABC):
     """The base of `ModelQueue`: creates the scheduler and the queue, keeps the idle instances, and wakes them.
 
     ``sources`` give the instances their batches, in the order of ``instances``. ``last_ns`` is the duration of the last
-    execution. Event loop only, except `hand_on`, `choose_who_takes` and the `headrace.schedulers.base.Occupancy` part.
+    execution. Event loop only, except `hand_on`, `update_takers` and the `headrace.schedulers.base.Occupancy` part.
     """
 
     sources: Sequence[WakeableInstance] = ()
@@ -131,9 +131,9 @@ class Dispatcher(ABC):
         """Use ``sources`` for the instances from now on."""
         self.sources = sources
         self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in sources)
-        self.choose_who_takes()
+        self.update_takers()
 
-    def choose_who_takes(self) -> None:
+    def update_takers(self) -> None:
         """Update ``threads_take``. Called when the event loop starts or stops running an instance's batches. Any
         thread."""
         #: True if the loop only wakes threads, and each takes its batch itself. For that, the scheduler must have

@@ -221,7 +221,7 @@ class InstanceSource:
         between two batches, or by ``run``.
         """
         self._run_batch = run
-        self._model_queue.choose_who_takes()
+        self._model_queue.update_takers()
 
     def _stand_by(self, wakeup: Wakeup) -> None:
         """Report the return of the instance, and keep its thread alive while its earlier requests may still need it."""

@@ -32,7 +32,7 @@ STOPPING = "Server is stopping"
 class ModelQueue(Dispatcher):
     """Runs a scheduler of class ``kind`` for one version of a model.
 
-    Event loop only, except `in_flight`, `pending`, `at_once`, `hand_on`, `choose_who_takes` and `InstanceSource.take`.
+    Event loop only, except `in_flight`, `pending`, `at_once`, `hand_on`, `update_takers` and `InstanceSource.take`.
 
     ``limiter``, if there is one, creates the sources of the instances.
     """

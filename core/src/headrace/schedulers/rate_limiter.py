@@ -243,7 +243,7 @@ class RateLimiter:
             log.debug("instance '%s' waits for %s", source.instance.name, source.demand)
         return False
 
-    def kept_waiting_by(self, executor: Executor) -> Sequence[Executor]:
+    def blockers_of(self, executor: Executor) -> Sequence[Executor]:
         """Return the executors that ``executor`` waits for: those that use resources it needs, and those before it in
         line. Empty if it does not wait."""
         waiting = next((source for source in self._waiting if source.executor is executor), None)

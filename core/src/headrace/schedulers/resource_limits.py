@@ -1,4 +1,4 @@
-"""The units of each resource of the rate limiter: as the operator says, or as the neediest instance needs.
+"""The units of each resource of the rate limiter: the limit of the operator, or the largest demand of an instance.
 
 Source: docs/spec/behaviours.md section 6.7.
 """

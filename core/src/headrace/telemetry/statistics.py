@@ -96,15 +96,15 @@ class ModelStatistics:
             others = [counter for counter in self.instances if counter is not self._kept and counter not in ended]
             self.instances, self._kept = [*others, totals], totals
 
-    def record_hit(self, arrival_ns: int, asked_ns: int, now_ns: int) -> None:
+    def record_hit(self, arrival_ns: int, looked_up_ns: int, now_ns: int) -> None:
         """Count a request that the cache has answered: when it arrived, and when the lookup began. Event loop only."""
         hit, cached = self.cache_hit, self.cached
         hit.count += 1
-        hit.ns += now_ns - asked_ns
+        hit.ns += now_ns - looked_up_ns
         cached.count += 1
         cached.ns += now_ns - arrival_ns
         if self.watch_cache is not None:
-            self.watch_cache(True, now_ns - asked_ns)
+            self.watch_cache(True, now_ns - looked_up_ns)
 
     def record_miss(self, spent_ns: int) -> None:
         """Count a request that was executed because the cache had no answer. Event loop only."""
