@@ -49,7 +49,7 @@ class Holding(DeferredInstance):
         self.closed = True
 
 
-class Held(Backend):
+class HoldingBackend(Backend):
     name: ClassVar[str] = "held"
     instance: ClassVar[Holding]
 
@@ -59,9 +59,9 @@ class Held(Backend):
 
 @pytest.fixture
 def holding() -> Iterator[Holding]:
-    Held.instance = Holding()
-    yield Held.instance
-    Held.instance.calls.clear()
+    HoldingBackend.instance = Holding()
+    yield HoldingBackend.instance
+    HoldingBackend.instance.calls.clear()
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def server(write_model: Any, make_server: Callable[..., Server], holding: Holdin
     write_model("m", CONFIG)
     write_model("alone", ALONE)
     server = make_server(exit_timeout_secs=5)
-    server.plugins.backends.add(Held, PluginInfo("held", "tests", "0"))
+    server.plugins.backends.add(HoldingBackend, PluginInfo("held", "tests", "0"))
     return server
 
 
@@ -167,7 +167,7 @@ def test_calls_open_at_the_end_of_the_exit_timeout_are_ended(
 ) -> None:
     write_model("alone", ALONE)
     server = make_server(exit_timeout_secs=0)
-    server.plugins.backends.add(Held, PluginInfo("held", "tests", "0"))
+    server.plugins.backends.add(HoldingBackend, PluginInfo("held", "tests", "0"))
 
     async def scenario() -> None:
         await server.start()
@@ -191,7 +191,7 @@ def test_a_warm_up_waits_for_late_answers(
     sample = f'model_warmup {{ name: "s" batch_size: 1 count: 2 {zeros} }}'
     write_model("alone", ALONE + sample)
     server = make_server()
-    server.plugins.backends.add(Held, PluginInfo("held", "tests", "0"))
+    server.plugins.backends.add(HoldingBackend, PluginInfo("held", "tests", "0"))
     answered = 0
 
     def answer_two() -> None:

@@ -22,7 +22,7 @@ from headrace.messages.ticket import Ticket
 from headrace.server import Server
 
 
-class Held(InferRequest):
+class FreedRequest(InferRequest):
     """A request that records when it is freed."""
 
     __slots__ = ("__weakref__",)
@@ -38,8 +38,8 @@ def test_a_request_that_fails_is_free_at_once() -> None:
     table = SimpleNamespace(resolve=lambda name, version: view)
     engine = Engine(ServerOptions(model_repository=("models",)), cast("Any", table))
 
-    async def ask() -> weakref.ref[Held]:
-        request = Held("m", {"x": np.zeros(4, np.float32)})
+    async def ask() -> weakref.ref[FreedRequest]:
+        request = FreedRequest("m", {"x": np.zeros(4, np.float32)})
         request_ref = weakref.ref(request)
         responses = engine.responses(request)
         del request

@@ -29,7 +29,7 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-class Held:
+class Document:
     """Something that work holds."""
 
 
@@ -49,10 +49,10 @@ async def test_the_loop_goes_on_while_a_thread_works() -> None:
 
 @on_a_loop
 async def test_error_of_work_has_no_frames_that_hold_memory() -> None:
-    document_refs: list[weakref.ref[Held]] = []
+    document_refs: list[weakref.ref[Document]] = []
 
     def work() -> None:
-        document = Held()
+        document = Document()
         document_refs.append(weakref.ref(document))
         raise InvalidArgument("no")
 
@@ -66,7 +66,7 @@ async def test_cancelled_work_in_the_queue_is_not_run_and_its_memory_is_freed() 
     work, go_on, done = OffLoopWork(), threading.Event(), []
     busy = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(off_loop.THREADS)]
     await asyncio.sleep(0)
-    document = Held()
+    document = Document()
     document_ref = weakref.ref(document)
     cancel = work.begin(lambda document=document: done.append(document), done.append)  # type: ignore[misc]
     del document
@@ -104,10 +104,10 @@ async def test_the_switch_interval_is_shorter_only_while_work_runs() -> None:
 async def test_refused_work_is_freed_at_once() -> None:
     """The garbage collector is not needed for that."""
 
-    def refuse(document: Held) -> None:
+    def refuse(document: Document) -> None:
         raise InvalidArgument("no")
 
-    document = Held()
+    document = Document()
     document_ref = weakref.ref(document)
     job = functools.partial(refuse, document)
     del document
@@ -124,7 +124,7 @@ async def test_refused_work_is_freed_at_once() -> None:
 
 @on_a_loop
 async def test_failed_work_is_freed_without_the_garbage_collector() -> None:
-    def fail(document: Held) -> None:
+    def fail(document: Document) -> None:
         raise ValueError("no")
 
     def tell(outcome: object) -> None:
@@ -136,7 +136,7 @@ async def test_failed_work_is_freed_without_the_garbage_collector() -> None:
         finally:
             del outcome
 
-    document, finished = Held(), asyncio.Event()
+    document, finished = Document(), asyncio.Event()
     document_ref = weakref.ref(document)
     OffLoopWork().begin(functools.partial(fail, document), tell)
     del document

@@ -121,7 +121,7 @@ def hypercorn(keep_serving: Callable[..., Headrace], flags: list[str], gated: Ma
     return keep_serving(*flags, "--http-server=hypercorn", environ=gated)
 
 
-class Held(NamedTuple):
+class HeldExecution(NamedTuple):
     """A model whose one instance executes a request and does not go on before `release`."""
 
     gate: Gate
@@ -138,18 +138,18 @@ def gates(repository: Path, make_gate: Callable[[Path], Gate]) -> dict[str, Gate
 
 
 @pytest.fixture
-def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
+def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], HeldExecution]]:
     """Occupies the one instance of a model: ``hold(stub, model)``. Later requests wait in the queue."""
 
-    executions: list[Held] = []
+    executions: list[HeldExecution] = []
 
-    def hold(stub: Any, model: str) -> Held:
+    def hold(stub: Any, model: str) -> HeldExecution:
         gates[model].close()
         tensor = service_pb2.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1, 4])
         request = service_pb2.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(16)])
         running = stub.ModelInfer.future(request)
         gates[model].wait_until_running()
-        executions.append(Held(gates[model], running))
+        executions.append(HeldExecution(gates[model], running))
         return executions[-1]
 
     yield hold

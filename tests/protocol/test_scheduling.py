@@ -23,9 +23,9 @@ from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
-    from tests.protocol.conftest import Held
+    from tests.protocol.conftest import HeldExecution
 
-    Hold = Callable[[Any, str], Held]
+    Hold = Callable[[Any, str], HeldExecution]
 
 ROW = {"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}
 

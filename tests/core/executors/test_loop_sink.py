@@ -16,7 +16,7 @@ from headrace.messages.ticket import Ticket
 from tests.core.conftest import make_ticket
 
 
-class Told:
+class RecordingScheduler:
     """A scheduler that records its notifications."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
     wake-ups."""
 
     async def scenario() -> tuple[list[str], int]:
-        loop, source, wakes = asyncio.get_running_loop(), Told(), 0
+        loop, source, wakes = asyncio.get_running_loop(), RecordingScheduler(), 0
 
         class Counting:
             def call_soon_threadsafe(self, *arguments: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_batch_is_delivered_after_earlier_answers() -> None:
 
 def test_a_batch_does_not_overtake_answers_for_which_a_thread_has_yet_to_wake_the_loop() -> None:
     async def scenario() -> list[str]:
-        loop, source = asyncio.get_running_loop(), Told()
+        loop, source = asyncio.get_running_loop(), RecordingScheduler()
         is_waking, may_wake = threading.Event(), threading.Event()
 
         class Slow:
@@ -122,7 +122,7 @@ def test_a_last_answer_is_recorded_before_it_is_delivered() -> None:
 
 
 def test_answer_sent_after_the_loop_has_closed_is_dropped() -> None:
-    loop, source = asyncio.new_event_loop(), Told()
+    loop, source = asyncio.new_event_loop(), RecordingScheduler()
     loop.close()
     LoopSink(source, loop, source.late).send(ticket("a"), None, True)  # type: ignore[arg-type]
     assert source.all == []
@@ -161,7 +161,7 @@ def test_a_last_response_does_not_pass_an_earlier_one() -> None:
 
 def test_batch_that_ran_on_the_loop_is_delivered_at_once_after_earlier_answers() -> None:
     async def scenario() -> None:
-        source = Told()
+        source = RecordingScheduler()
         sink = LoopSink(source, asyncio.get_running_loop(), source.late)  # type: ignore[arg-type]
         sink.deliver([ticket("a")], [InferResponse({})])
         sink.deliver_now([ticket("b"), ticket("c")], [InferResponse({})] * 2)
@@ -173,7 +173,7 @@ def test_batch_that_ran_on_the_loop_is_delivered_at_once_after_earlier_answers()
 
 
 def test_a_batch_of_the_loop_that_cannot_be_delivered_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Told):
+    class Broken(RecordingScheduler):
         def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
             raise SystemExit("stray")
 

@@ -30,20 +30,20 @@ def found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Asked:
+class Completion:
     """The completed config of the model ``m``."""
 
     config: ModelConfig
     error: HeadraceError | None
 
 
-def ask(deed: str = "", **bounds: Any) -> Asked:
+def ask(deed: str = "", **bounds: Any) -> Completion:
     config = ModelConfig(name="m", backend="completing")
     try:
         complete_in_process(Completing({"do": deed}), Model("m", 1, Path("/m/1"), config), Isolation(**bounds))
     except HeadraceError as error:
-        return Asked(config, error)
-    return Asked(config, None)
+        return Completion(config, error)
+    return Completion(config, None)
 
 
 def test_only_completable_fields_are_taken_from_the_other_process() -> None:

@@ -138,7 +138,7 @@ def test_a_child_cannot_change_a_metric_that_it_does_not_hold(receive: Callable[
 # ---------------------------------------------------------------------- requests to other models
 
 
-class Asked:
+class EndpointCall:
     """An endpoint with one request of its child's, and all that was sent to answer it."""
 
     def __init__(self, at_once: bool) -> None:
@@ -179,26 +179,26 @@ class Asked:
 
 
 def test_an_answer_that_was_sent_at_once_is_not_sent_again() -> None:
-    assert Asked(at_once=True).answer(at_once=True) == [("at once", 5)]
+    assert EndpointCall(at_once=True).answer(at_once=True) == [("at once", 5)]
 
 
 def test_an_answer_that_could_not_be_sent_at_once_is_sent_by_the_loop() -> None:
-    assert Asked(at_once=False).answer(at_once=True) == [("by the loop", 5)]
+    assert EndpointCall(at_once=False).answer(at_once=True) == [("by the loop", 5)]
 
 
 def test_an_answer_without_a_waiting_thread_is_sent_by_the_loop() -> None:
-    assert Asked(at_once=True).answer(at_once=False) == [("by the loop", 5)]
+    assert EndpointCall(at_once=True).answer(at_once=False) == [("by the loop", 5)]
 
 
 def test_answered_request_is_no_longer_cancelled_with_its_child() -> None:
-    call = Asked(at_once=True)
+    call = EndpointCall(at_once=True)
     call.answer(at_once=True)
     call.endpoint.close()
     assert not call.submitted[0].cancelled
 
 
 def test_nothing_is_sent_to_a_child_that_has_exited() -> None:
-    call = Asked(at_once=False)
+    call = EndpointCall(at_once=False)
     call.endpoint.close()
     assert call.answer(at_once=True) == []
 

@@ -15,7 +15,7 @@ ONE, TWO = InferResponse({}), InferResponse({})
 FIRST, SECOND = InvalidArgument("first"), InvalidArgument("second")
 
 
-class Kept(SingleAnswer):
+class RecordedAnswer(SingleAnswer):
     def __init__(self) -> None:
         super().__init__()
         self.settled: list[InferResponse | HeadraceError] = []
@@ -26,7 +26,7 @@ class Kept(SingleAnswer):
 
 def told(*answers: Answer) -> list[InferResponse | HeadraceError]:
     """Return the single answer to ``answers``, of which the last is final."""
-    kept = Kept()
+    kept = RecordedAnswer()
     for answer in answers[:-1]:
         kept(answer, False)
         assert kept.settled == []

@@ -16,7 +16,7 @@ from headrace_processes.ipc.codec import ReceivedRequest
 FIELDS = [field.name for field in fields(InferRequest) if field.init]
 
 
-class Held:
+class FreedObject:
     """An object that a request refers to, which records when it is freed."""
 
 
@@ -62,7 +62,7 @@ def test_a_request_has_its_cancellation_during_and_after_its_execution() -> None
 
 
 def test_a_request_that_was_executed_is_freed_with_its_ticket() -> None:
-    tensor = Held()
+    tensor = FreedObject()
     input_ref = weakref.ref(tensor)
     ticket = ticket_for(InferRequest("m", {"x": tensor}))  # type: ignore[dict-item]
     ticket.begin()

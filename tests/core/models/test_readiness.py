@@ -19,7 +19,7 @@ from headrace.server import Server
 
 
 @dataclass
-class Asked:
+class CheckedHost:
     """A host whose instance answers as the test sets it up. It counts the checks."""
 
     answer: Callable[[], bool]
@@ -32,7 +32,7 @@ class Asked:
         return self.answer()
 
 
-def readiness_of(*hosts: Asked) -> Readiness:
+def readiness_of(*hosts: CheckedHost) -> Readiness:
     return Readiness(hosts)  # type: ignore[arg-type]
 
 
@@ -51,12 +51,12 @@ def raises() -> bool:
 def test_a_model_is_ready_if_all_instances_are_and_an_exception_means_not_ready(
     answers: list[Callable[[], bool]], ready: bool
 ) -> None:
-    assert run(readiness_of(*map(Asked, answers)).check()) is ready
+    assert run(readiness_of(*map(CheckedHost, answers)).check()) is ready
 
 
 def test_why_an_instance_is_not_ready_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "headrace")
-    host = Asked(raises)
+    host = CheckedHost(raises)
     readiness = readiness_of(host)
 
     async def ask_three_times() -> None:
@@ -76,7 +76,7 @@ def test_why_an_instance_is_not_ready_is_logged_once_per_change(caplog: pytest.L
 
 
 def test_an_instance_without_a_check_is_not_asked() -> None:
-    host = Asked(raises, has_check=False)
+    host = CheckedHost(raises, has_check=False)
     readiness = readiness_of(host)
     assert not readiness.has_checks
     assert run(readiness.check())
@@ -85,7 +85,7 @@ def test_an_instance_without_a_check_is_not_asked() -> None:
 
 def test_simultaneous_readiness_checks_share_one_result_and_the_next_gets_a_new_one() -> None:
     gate = threading.Event()
-    host = Asked(lambda: gate.wait(20))
+    host = CheckedHost(lambda: gate.wait(20))
 
     async def scenario() -> None:
         readiness = readiness_of(host)
@@ -103,7 +103,7 @@ def test_simultaneous_readiness_checks_share_one_result_and_the_next_gets_a_new_
 
 def test_a_cancelled_check_does_not_cancel_that_of_others() -> None:
     gate = threading.Event()
-    host = Asked(lambda: gate.wait(20))
+    host = CheckedHost(lambda: gate.wait(20))
 
     async def scenario() -> None:
         readiness = readiness_of(host)
@@ -121,7 +121,7 @@ def test_a_cancelled_check_does_not_cancel_that_of_others() -> None:
 def test_a_check_that_takes_too_long_is_a_no_and_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
     gate = threading.Event()
-    host = Asked(lambda: gate.wait(20))
+    host = CheckedHost(lambda: gate.wait(20))
 
     async def scenario() -> None:
         readiness = readiness_of(host)
@@ -137,7 +137,7 @@ def test_a_check_that_takes_too_long_is_a_no_and_is_not_started_again(monkeypatc
 
 def test_each_check_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    host = Asked(lambda: gate.wait(20))
+    host = CheckedHost(lambda: gate.wait(20))
 
     async def scenario() -> None:
         found = readiness_of(host)
@@ -158,7 +158,7 @@ def test_a_check_that_outlives_its_server_is_ignored(monkeypatch: pytest.MonkeyP
     gate = threading.Event()
     problems: list[object] = []
     monkeypatch.setattr(threading, "excepthook", problems.append)
-    assert not run(readiness_of(Asked(lambda: gate.wait(20))).check())
+    assert not run(readiness_of(CheckedHost(lambda: gate.wait(20))).check())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "headrace-ready"]
     gate.set()
     thread.join(20)

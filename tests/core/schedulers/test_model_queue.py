@@ -614,7 +614,7 @@ async def test_a_scheduler_for_threads_is_not_polled_while_nothing_waits() -> No
     assert stage.model_queue.scheduler.calls == 3
 
 
-class Asked(DynamicScheduler):
+class ReleasingScheduler(DynamicScheduler):
     """Releases instances, and reports it itself."""
 
     name = "asked"
@@ -625,7 +625,7 @@ class Asked(DynamicScheduler):
 
 @on_loop
 async def test_a_source_that_is_dismissed_while_nothing_waits_is_removed() -> None:
-    stage = Stage(Asked)
+    stage = Stage(ReleasingScheduler)
     stage.serve()
     await asyncio.wait_for(stage.model_queue.dismiss(stage.model_queue.sources[0]), 5)
 

@@ -18,7 +18,7 @@ undo = log_output.record_prints()
 """
 
 
-class Said(NamedTuple):
+class Output(NamedTuple):
     out: list[Any]
     err: list[Any]
 
@@ -27,10 +27,10 @@ class Said(NamedTuple):
         return [record["message"] for record in self.out]
 
 
-def run(program: str) -> Said:
+def run(program: str) -> Output:
     """The records that ``program`` writes to its two streams."""
     done = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, check=True)
-    return Said(*([json.loads(line) for line in text.splitlines()] for text in (done.stdout, done.stderr)))
+    return Output(*([json.loads(line) for line in text.splitlines()] for text in (done.stdout, done.stderr)))
 
 
 def test_each_line_is_a_record_of_its_stream() -> None:

@@ -165,7 +165,7 @@ class Changed:
         self.changes.append(change)
 
 
-class Told:
+class RecordingControl:
     """Records the calls to a `Control`."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ def test_a_change_was_made_if_one_server_had_something_to_do() -> None:
 
 def test_files_and_settings_arrive_as_they_were_sent() -> None:
     async def scenario() -> None:
-        control: Any = Told()
+        control: Any = RecordingControl()
         parameters: dict[str, str | bytes] = {"config": '{"a": "ü"}', "file:1/model.onnx": bytes(range(256))}
         engine: Any = SimpleNamespace(control=control, extensions=[Changed(), other := Changed()])
         other.name = "other"
@@ -212,7 +212,7 @@ def test_files_and_settings_arrive_as_they_were_sent() -> None:
 
 def test_a_server_applies_missed_changes_before_new_ones() -> None:
     async def scenario() -> None:
-        control: Any = Told()
+        control: Any = RecordingControl()
         answered = asyncio.get_running_loop().create_future()
         calls: list[tuple[Any, ...]] = []
 
@@ -248,7 +248,7 @@ def test_a_change_of_an_extension_that_can_not_be_made_again_stops_no_server(cap
             raise NotFound(f"no {change}")
 
     async def scenario() -> None:
-        engine: Any = SimpleNamespace(control=Told(), relay=None, extensions=[Refusing()])
+        engine: Any = SimpleNamespace(control=RecordingControl(), relay=None, extensions=[Refusing()])
 
         async def ask(*words: Any) -> Any:
             return [write_extension("x", "key", "segment", True), A]
