@@ -51,7 +51,7 @@ class Crowd:
         x = np.full((1, 2), self.chance.randrange(self.questions), np.float32)
         timeout_us = self.chance.choice((0, 0, 100, 1000))
         request = InferRequest(self.model, {"x": x}, id=str(number), priority=number % 3, timeout_us=timeout_us)
-        ticket = Ticket(request, partial(self.hear, number, x))
+        ticket = Ticket(request, partial(self.receive, number, x))
         self.open[number] = ticket
         try:
             self.server.submit(ticket)
@@ -59,7 +59,7 @@ class Crowd:
             del self.open[number]
             self.refused += 1
 
-    def hear(self, number: int, x: npt.NDArray[np.float32], answer: Answer, final: bool) -> None:
+    def receive(self, number: int, x: npt.NDArray[np.float32], answer: Answer, final: bool) -> None:
         if number in self.answers or not final:
             self.wrong.append(f"{number} got {answer} after {self.answers.get(number)}")
         self.answers[number] = answer
@@ -67,7 +67,7 @@ class Crowd:
             if answer.id != str(number) or not np.array_equal(np.asarray(answer.outputs["y"]), x):
                 self.wrong.append(f"{number} got {answer}, which is another's")
         elif not isinstance(answer, Cancelled | Unavailable):
-            self.wrong.append(f"{number} was told {answer!r}")
+            self.wrong.append(f"{number} got {answer!r}")
 
     def leave(self) -> None:
         """Cancel a request, perhaps after its answer, perhaps twice."""

@@ -127,7 +127,7 @@ async def test_failed_work_is_freed_without_the_garbage_collector() -> None:
     def fail(document: Document) -> None:
         raise ValueError("no")
 
-    def tell(outcome: object) -> None:
+    def finish(outcome: object) -> None:
         try:
             assert isinstance(outcome, ValueError)
             raise outcome
@@ -138,7 +138,7 @@ async def test_failed_work_is_freed_without_the_garbage_collector() -> None:
 
     document, finished = Document(), asyncio.Event()
     document_ref = weakref.ref(document)
-    OffLoopWork().begin(functools.partial(fail, document), tell)
+    OffLoopWork().begin(functools.partial(fail, document), finish)
     del document
     await finished.wait()
     deadline = time.monotonic() + 20

@@ -106,15 +106,15 @@ def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace)
 EACH = """
 import contextlib, io, json, os, runpy, sys
 for words in json.loads(sys.argv[1]):
-    said = io.StringIO()
+    stderr = io.StringIO()
     sys.argv, sys.path[0] = words, os.path.dirname(words[0])
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
             runpy.run_path(words[0], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code
-    print(json.dumps([said.getvalue(), code]))
+    print(json.dumps([stderr.getvalue(), code]))
 """
 CLIENTS = ("classify.py", "text/client.py", "stream/client.py", "choose/client.py", "read_rows.py", "engines/ask.py",
            "canary/client.py")  # fmt: skip
@@ -211,7 +211,7 @@ def test_the_client_of_openai_gets_the_same_embeddings(embeddings: Headrace) -> 
 STREAM = "examples/stream/README.md"
 
 
-def tell(server: Headrace, command: Sequence[str], *more: str) -> list[str]:
+def story_of(server: Headrace, command: Sequence[str], *more: str) -> list[str]:
     """The words that the client prints."""
     return succeed(*command, f"--grpc=127.0.0.1:{server.grpc}", *more).split()
 
@@ -225,18 +225,18 @@ def pairs() -> set[tuple[str, str]]:
 def test_a_story_is_streamed_word_by_word_and_stops_on_disconnect(serve_page: Callable[[str], Headrace]) -> None:
     server = serve_page(STREAM)
     whole, cancelled = commands(STREAM, "python")
-    story = tell(server, whole)
+    story = story_of(server, whole)
     assert len(story) == 40
     assert all(before.endswith(".") or (before, word) in pairs() for before, word in pairwise(story))
-    assert tell(server, cancelled) == story[:12]  # a million words would take hours
+    assert story_of(server, cancelled) == story[:12]  # a million words would take hours
     server.wait_for_line(r"the caller has disconnected, after \d+ of 1000000 words")
 
 
 def test_another_seed_gives_another_story_and_no_words_give_a_whole_one(serve_page: Callable[[str], Headrace]) -> None:
     server = serve_page(STREAM)
     whole, _ = commands(STREAM, "python")
-    assert tell(server, whole, "--seed=1") != tell(server, whole, "--seed=2")
-    assert tell(server, whole, "--words=0") == []
+    assert story_of(server, whole, "--seed=1") != story_of(server, whole, "--seed=2")
+    assert story_of(server, whole, "--words=0") == []
 
 
 WRITE = "examples/write/README.md"

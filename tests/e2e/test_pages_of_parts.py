@@ -92,16 +92,16 @@ def test_the_shorter_interceptors_of_the_page_do_what_it_says(
         x = http.InferInput("x", [1, 1], "FP32")
         x.set_data_from_numpy(np.ones((1, 1), np.float32))
         asked = caller.get_model_metadata, lambda name, headers: caller.infer(name, [x], headers=headers)
-        told = []
+        outcomes = []
         for token in ("", "Bearer gu3st", "Bearer t0ps3cret"):
             for ask in asked:
                 try:
                     ask("echo", headers={"Authorization": token})
-                    told.append("ok")
+                    outcomes.append("ok")
                 except http.InferenceServerException as error:
-                    told.append(error.status())
+                    outcomes.append(error.status())
         caller.close()
-    assert told == ["401", "401", "403", "ok", "ok", "ok"]
+    assert outcomes == ["401", "401", "403", "ok", "ok", "ok"]
     monkeypatch.delitem(sys.modules, "headrace_keys_interceptor", raising=False)
     install = source.replace("return [Tokens, Record]", "return [Remember]")
     (tmp_path / "site/headrace_keys_interceptor.py").write_text(install)

@@ -29,7 +29,7 @@ from headrace.messages.operation import AnyOperation, ExtensionOperation, Operat
 from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import ticket_of
-from headrace.models.control_mode import ControlMode, held
+from headrace.models.control_mode import ControlMode, holding
 from headrace.models.interceptors import Interceptor, InterceptorChain, Meter, Meters, Permits
 from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import ServingTable
@@ -258,7 +258,7 @@ class Engine:
             respond(reason, True)
 
         ticket = ticket_of(with_strings_encoded(request), respond)
-        async with held(self.mode, request.model_name):
+        async with holding(self.mode, request.model_name):
             view = self._any_number.submit(ticket, caller)
         if view.decoupled:
             self.streams.add(end)

@@ -281,8 +281,8 @@ class ExtensionRegistry(Registry[type[Extension]]):
 
 def _require_members(shown: str, part: type, base: type) -> None:
     """Raise TypeError if a member of ``part`` cannot stand in for the member of ``base`` that it overrides."""
-    given = vars(part).get("Parameters")
-    if given is not None and not (is_dataclass(given) and all(map(_has_default, fields(given)))):
+    parameters = vars(part).get("Parameters")
+    if parameters is not None and not (is_dataclass(parameters) and all(map(_has_default, fields(parameters)))):
         raise TypeError(f"{shown}: 'Parameters' must be a dataclass in which every field has a default")
     overridden = {name for kind in part.__mro__[: part.__mro__.index(base)] for name in vars(kind)}.intersection(
         dir(base)

@@ -37,7 +37,7 @@ from headrace.messages.single import AwaitedAnswer
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.models.control import Control
-from headrace.models.control_mode import LoadingParts, control_mode, held
+from headrace.models.control_mode import LoadingParts, control_mode, holding
 from headrace.models.interceptors import make_interceptors
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
@@ -398,6 +398,6 @@ class Server:
     async def _answer(self, request: InferRequest) -> InferResponse:
         answer = AwaitedAnswer()
         ticket = Ticket(request, answer)
-        async with held(self._mode, request.model_name):
+        async with holding(self._mode, request.model_name):
             self._single.submit(ticket)
         return await answer.to(ticket)

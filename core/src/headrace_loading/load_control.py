@@ -36,7 +36,7 @@ class LoadControl:
     def __init__(self, parts: LoadingParts) -> None:
         self._lifecycle, self._loader, self._repositories, self._slots = parts
         #: By name, the last result of `find`, with the files that it was made of.
-        self._found: dict[str, tuple[Fingerprint, LoadableModel]] = {}
+        self._models: dict[str, tuple[Fingerprint, LoadableModel]] = {}
 
     async def names(self) -> Collection[str]:
         """Return the names of all models of the repository. Raises `HeadraceError` if it cannot be read."""
@@ -52,9 +52,9 @@ class LoadControl:
     def _find(self, name: str) -> LoadableModel | None:
         entry = self._repositories.find(name)
         if entry is None:
-            self._found.pop(name, None)
+            self._models.pop(name, None)
             return None
-        known, model = self._found.get(name, (None, None))
+        known, model = self._models.get(name, (None, None))
         if not entry.is_duplicate and known is not None and model is not None and entry.fingerprint() == known:
             return model
         try:
@@ -65,7 +65,7 @@ class LoadControl:
         plan.opened.close(is_loaded=False)
         needed = {dependency.model for dependency in plan.dependencies}
         model = LoadableModel(name, plan.config, entry.size(plan.fingerprint.files, plan.versions), needed)
-        self._found[name] = plan.fingerprint, model
+        self._models[name] = plan.fingerprint, model
         return model
 
     async def load(self, name: str) -> None:

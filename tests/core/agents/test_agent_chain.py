@@ -91,7 +91,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     First.directories.clear()
 
 
-def told() -> list[str]:
+def new_events() -> list[str]:
     events = list(First.events)
     First.events.clear()
     return events
@@ -113,18 +113,18 @@ def test_agents_are_notified_in_order_and_their_directory_exists_as_long_as_the_
     path = write_model("m", TWO_AGENTS, (1, 2))
     with serve(make_server) as server:
         on_loop(server, server.load("m"))
-        assert told() == ["first load", "second load", "second load_complete", "first load_complete"]
+        assert new_events() == ["first load", "second load", "second load_complete", "first load_complete"]
         made = First.directories[-1]
         assert First.directories == [path, path, made]
         assert sorted(model.version for model in server.served("m")) == [1, 2, 7], "the versions are those it has left"
         assert {model.model.path.parent for model in server.served("m")} == {made}
         on_loop(server, server.load("m"))
-        assert told() == [], "a model that has not changed is not loaded again"
+        assert new_events() == [], "a model that has not changed is not loaded again"
         (path / "1" / "new").write_text("x")
         on_loop(server, server.load("m"))
         assert {model.model.path.parent for model in server.served("m")} == {First.directories[-1]} != {made}
         server.infer("m", ONE)
-    events = told()
+    events = new_events()
     assert sorted(events[:4]) == sorted(["first load", "second load", "second load_complete", "first load_complete"])
     once = ["first unload", "second unload", "second unload_complete", "first unload_complete"]
     assert [event for event in events if "unload" in event] == [*once, *once]
@@ -140,7 +140,7 @@ def test_agents_are_notified_of_a_later_failure_and_their_files_are_removed(
     gated.failing.add(7)
     with serve(make_server) as server, pytest.raises(HeadraceError, match="version 7 is broken"):
         on_loop(server, server.load("m"))
-    assert told() == ["first load", "second load", "second load_fail", "first load_fail"]
+    assert new_events() == ["first load", "second load", "second load_fail", "first load_fail"]
     assert not First.directories[-1].exists()
 
 
@@ -168,7 +168,7 @@ def test_error_of_an_agent_fails_the_load_and_only_earlier_agents_are_notified(
     with serve(make_server) as server, pytest.raises(HeadraceError) as refusal:
         on_loop(server, server.load("m"))
     assert refusal.value.message.startswith(f"failed to load 'm', failed to poll from model repository: {text}")
-    assert told() == ["first load", "second load", "first load_fail"]
+    assert new_events() == ["first load", "second load", "first load_fail"]
     assert not First.directories[-1].exists()
 
 
@@ -194,7 +194,7 @@ def test_a_directory_that_no_model_may_have_is_refused(
     text = {"link": "'m/labels.txt' is a link that leads out of the model repository", "nothing": "is no directory"}
     with serve(make_server) as server, pytest.raises(HeadraceError, match=text[what]):
         on_loop(server, server.load("m"))
-    assert told() == ["first load", "second load", "second load_fail", "first load_fail"]
+    assert new_events() == ["first load", "second load", "second load_fail", "first load_fail"]
 
 
 def test_the_config_is_read_from_the_directory_of_the_last_agent(
@@ -230,7 +230,7 @@ def test_a_missing_agent_is_named_with_the_package_that_has_it(
     with Server(repository, exit_on_error=False, plugins=()) as server:
         (entry,) = server.index()
         assert text in entry.reason
-    assert told() == [], "no agent acts before all are known"
+    assert new_events() == [], "no agent acts before all are known"
     for has_engines in (True, False):
         problems = inspect(repository, has_engines=has_engines, plugins=())
         assert any(problem.startswith("4: ") and text in problem for problem in problems), problems
@@ -242,7 +242,7 @@ def test_an_inspection_checks_the_directory_of_the_last_agent_and_removes_it(
     path: Path = write_model("m", TWO_AGENTS)
     (path / "1").rmdir()
     assert inspect(repository) == []
-    assert {event.split()[1] for event in told()} == {"load", "load_complete", "unload", "unload_complete"}
+    assert {event.split()[1] for event in new_events()} == {"load", "load_complete", "unload", "unload_complete"}
     assert [each for each in First.directories if each != path and each.exists()] == []
 
 

@@ -12,7 +12,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import ConfigError
 from headrace.storage.local_storage import files_below
 
-Told = tuple[str, str, str]
+ModelKind = tuple[str, str, str]
 
 
 def derived(root: Path, text: str = "", files: str = "", name: str = "m") -> ModelConfig:
@@ -27,19 +27,19 @@ def derived(root: Path, text: str = "", files: str = "", name: str = "m") -> Mod
     return config
 
 
-def told(config: ModelConfig) -> Told:
+def kind_of(config: ModelConfig) -> ModelKind:
     return config.backend, config.platform, config.default_model_filename
 
 
-SAVED: Told = ("tensorflow", "tensorflow_savedmodel", "model.savedmodel")
-GRAPH: Told = ("tensorflow", "tensorflow_graphdef", "model.graphdef")
-PLAN: Told = ("tensorrt", "tensorrt_plan", "model.plan")
-ONNX: Told = ("onnxruntime", "onnxruntime_onnx", "model.onnx")
-OPENVINO: Told = ("openvino", "", "model.xml")
-TORCH: Told = ("pytorch", "pytorch_libtorch", "model.pt")
-AOTI: Told = ("pytorch", "torch_aoti", "model.pt2")
-PYTHON: Told = ("python", "", "model.py")
-GGUF: Told = ("llamacpp", "", "")  # the backend finds its name
+SAVED: ModelKind = ("tensorflow", "tensorflow_savedmodel", "model.savedmodel")
+GRAPH: ModelKind = ("tensorflow", "tensorflow_graphdef", "model.graphdef")
+PLAN: ModelKind = ("tensorrt", "tensorrt_plan", "model.plan")
+ONNX: ModelKind = ("onnxruntime", "onnxruntime_onnx", "model.onnx")
+OPENVINO: ModelKind = ("openvino", "", "model.xml")
+TORCH: ModelKind = ("pytorch", "pytorch_libtorch", "model.pt")
+AOTI: ModelKind = ("pytorch", "torch_aoti", "model.pt2")
+PYTHON: ModelKind = ("python", "", "model.py")
+GGUF: ModelKind = ("llamacpp", "", "")  # the backend finds its name
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ GGUF: Told = ("llamacpp", "", "")  # the backend finds its name
         ("1/SmolLM2.Q4_1.gguf 1/README.md", GGUF),
     ],
 )
-def test_a_model_file_alone_determines_the_config(tmp_path: Path, files: str, wanted: Told) -> None:
-    assert told(derived(tmp_path, "", files)) == wanted
+def test_a_model_file_alone_determines_the_config(tmp_path: Path, files: str, wanted: ModelKind) -> None:
+    assert kind_of(derived(tmp_path, "", files)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_model_file_alone_determines_the_config(tmp_path: Path, files: str, wa
         ("1/tiny.gguf 1/model.py", PYTHON),
     ],
 )
-def test_of_several_files_the_first_in_tritons_order_counts(tmp_path: Path, files: str, wanted: Told) -> None:
-    assert told(derived(tmp_path, "", files)) == wanted
+def test_of_several_files_the_first_in_tritons_order_counts(tmp_path: Path, files: str, wanted: ModelKind) -> None:
+    assert kind_of(derived(tmp_path, "", files)) == wanted
 
 
 def test_only_the_first_directory_by_name_is_read(tmp_path: Path) -> None:
-    assert told(derived(tmp_path, "", "1/ 2/model.onnx 10/model.py .cache/model.plan", "m.custom"))[0] == "custom"
-    assert told(derived(tmp_path, "", "10/model.py 2/model.onnx", "n")) == PYTHON
+    assert kind_of(derived(tmp_path, "", "1/ 2/model.onnx 10/model.py .cache/model.plan", "m.custom"))[0] == "custom"
+    assert kind_of(derived(tmp_path, "", "10/model.py 2/model.onnx", "n")) == PYTHON
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_only_the_first_directory_by_name_is_read(tmp_path: Path) -> None:
         ('default_model_filename: "net.onnx"', ("", "", "net.onnx")),
     ],
 )
-def test_config_fields_determine_the_backend_without_files(tmp_path: Path, text: str, wanted: Told) -> None:
-    assert told(derived(tmp_path, text)) == wanted
+def test_config_fields_determine_the_backend_without_files(tmp_path: Path, text: str, wanted: ModelKind) -> None:
+    assert kind_of(derived(tmp_path, text)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_config_fields_determine_the_backend_without_files(tmp_path: Path, text:
         ('default_model_filename: "net.onnx"', "1/model.py", ("", "", "net.onnx")),
     ],
 )
-def test_the_config_takes_precedence_over_the_files(tmp_path: Path, text: str, files: str, wanted: Told) -> None:
-    assert told(derived(tmp_path, text, files)) == wanted
+def test_the_config_takes_precedence_over_the_files(tmp_path: Path, text: str, files: str, wanted: ModelKind) -> None:
+    assert kind_of(derived(tmp_path, text, files)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_a_platform_and_a_file_that_conflict_determine_the_backend_as_in_triton(
 ) -> None:
     """The expected results were recorded from Triton 2.51."""
     text = f'platform: "{platform}" default_model_filename: "{filename}"'
-    assert told(derived(tmp_path, text, "1/model.onnx")) == (backend, platform, filename)
+    assert kind_of(derived(tmp_path, text, "1/model.onnx")) == (backend, platform, filename)
 
 
 def test_the_models_name_is_the_last_resort(tmp_path: Path) -> None:
-    assert told(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
+    assert kind_of(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
 
 
 NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, model.pt, model.pt2, model.py, *.gguf"
@@ -193,12 +193,12 @@ def test_the_name_comes_from_the_directory(tmp_path: Path) -> None:
 
 def test_an_ensemble_has_no_backend_and_no_pinned_memory(tmp_path: Path) -> None:
     config = derived(tmp_path, "ensemble_scheduling { }", "1/model.onnx")
-    assert told(config) == ("", "ensemble", "")
+    assert kind_of(config) == ("", "ensemble", "")
     assert not config.HasField("optimization")
 
 
 def test_scheduling_of_an_ensemble_does_not_make_one_of_a_backends_model(tmp_path: Path) -> None:
-    assert told(derived(tmp_path, 'backend: "identity" ensemble_scheduling { }')) == ("identity", "", "")
+    assert kind_of(derived(tmp_path, 'backend: "identity" ensemble_scheduling { }')) == ("identity", "", "")
 
 
 def test_defaults_are_filled_in_and_choices_are_kept(tmp_path: Path) -> None:

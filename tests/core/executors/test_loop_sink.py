@@ -36,7 +36,7 @@ def ticket(id: str) -> Ticket:
     return make_ticket(id=id)
 
 
-def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
+def notes_of(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
     """Return the calls to a scheduler after a thread does ``call`` before the loop's turn, and the number of
     wake-ups."""
 
@@ -71,7 +71,7 @@ def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
         for each in tickets:
             sink.send(each, InferResponse({}), False)
 
-    assert told(send) == ([f"{number} goes on" for number in range(100)], 1)
+    assert notes_of(send) == ([f"{number} goes on" for number in range(100)], 1)
 
 
 def test_a_batch_is_delivered_after_earlier_answers() -> None:
@@ -81,7 +81,7 @@ def test_a_batch_is_delivered_after_earlier_answers() -> None:
         sink.send(one, InferResponse({}), False)
         sink.deliver([one], [None])
 
-    assert told(send)[0] == ["a goes on", "a ends"]
+    assert notes_of(send)[0] == ["a goes on", "a ends"]
 
 
 def test_a_batch_does_not_overtake_answers_for_which_a_thread_has_yet_to_wake_the_loop() -> None:
@@ -118,7 +118,7 @@ def test_a_batch_does_not_overtake_answers_for_which_a_thread_has_yet_to_wake_th
 
 
 def test_a_last_answer_is_recorded_before_it_is_delivered() -> None:
-    assert told(lambda sink: sink.send(ticket("a"), None, True))[0] == ["a was late", "a ends"]
+    assert notes_of(lambda sink: sink.send(ticket("a"), None, True))[0] == ["a was late", "a ends"]
 
 
 def test_answer_sent_after_the_loop_has_closed_is_dropped() -> None:
@@ -137,7 +137,7 @@ def test_a_response_is_delivered_at_once_to_a_waiting_thread_and_later_by_the_lo
         sink.deliver([other, one], [InferResponse({}, id="y"), InferResponse({}, id="x")])
         order.append("the thread goes on")
 
-    assert told(send)[0] == ["b ends", "a ends"]
+    assert notes_of(send)[0] == ["b ends", "a ends"]
     assert order == ["x at once", "the thread goes on"]
 
 
@@ -145,7 +145,7 @@ def test_a_response_is_delivered_at_once_to_a_waiting_thread_and_later_by_the_lo
 def test_answer_that_is_no_response_waits_for_the_loop(answer: Answer) -> None:
     one = ticket("a")
     one.respond_at_once = lambda response: pytest.fail("this was no response")
-    assert told(lambda sink: sink.deliver([one], [answer]))[0] == ["a ends"]
+    assert notes_of(lambda sink: sink.deliver([one], [answer]))[0] == ["a ends"]
 
 
 def test_a_last_response_does_not_pass_an_earlier_one() -> None:
@@ -156,7 +156,7 @@ def test_a_last_response_does_not_pass_an_earlier_one() -> None:
         sink.send(one, InferResponse({}), False)
         sink.deliver([one], [InferResponse({})])
 
-    assert told(send)[0] == ["a goes on", "a ends"]
+    assert notes_of(send)[0] == ["a goes on", "a ends"]
 
 
 def test_batch_that_ran_on_the_loop_is_delivered_at_once_after_earlier_answers() -> None:

@@ -227,7 +227,7 @@ def test_a_late_answer_is_cut_and_its_request_is_freed() -> None:
     call = instance.calls.pop()
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
     assert [(y(answer).tolist(), final) for answer, final in heard.answers] == [([[1, 2]], True)]
-    assert vars(padded)["_asked"] == {}
+    assert vars(padded)["_requests"] == {}
 
 
 def test_a_batch_of_requests_is_filled_up_by_a_padding_request() -> None:
@@ -261,7 +261,7 @@ def test_answer_to_the_padding_request_is_dropped() -> None:
     call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
     assert [(y(answer).tolist(), final) for answer, final in heard.answers] == [([[1, 2]], True)]
     assert not padded.unanswered
-    assert vars(padded)["_asked"] == {}
+    assert vars(padded)["_requests"] == {}
 
 
 def test_streams_of_one_request_after_the_other_are_not_filled_up() -> None:

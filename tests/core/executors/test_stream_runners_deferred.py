@@ -201,12 +201,12 @@ def test_an_answer_of_another_thread_during_accept_is_sent_to_the_sink() -> None
 
 
 def test_responses_leave_at_once_and_in_order_before_the_end() -> None:
-    def tell(calls: list[Call]) -> None:
+    def answer_all(calls: list[Call]) -> None:
         for number in range(3):
             calls[0].send(response(number), final=False)
         calls[0].send(None)
 
-    runner, seen = runner_of(tell)
+    runner, seen = runner_of(answer_all)
     assert list(runner.run([ticket()])[0]) == [None]
     assert [(value(a), final) for _, a, final in (seen.next() for _ in range(3))] == [
         (0, False),

@@ -24,7 +24,7 @@ class RecordedAnswer(SingleAnswer):
         self.settled.append(answer)
 
 
-def told(*answers: Answer) -> list[InferResponse | HeadraceError]:
+def settled(*answers: Answer) -> list[InferResponse | HeadraceError]:
     """Return the single answer to ``answers``, of which the last is final."""
     kept = RecordedAnswer()
     for answer in answers[:-1]:
@@ -36,19 +36,19 @@ def told(*answers: Answer) -> list[InferResponse | HeadraceError]:
 
 @pytest.mark.parametrize("answers", [(ONE,), (ONE, None)])
 def test_one_response_is_the_answer_with_or_without_the_final_flag(answers: tuple[Answer, ...]) -> None:
-    assert told(*answers) == [ONE]
+    assert settled(*answers) == [ONE]
 
 
 @pytest.mark.parametrize(("answers", "count"), [((None,), 0), ((ONE, TWO), 2), ((ONE, TWO, None), 2)])
 def test_any_other_number_of_responses_is_an_error_in_tritons_words(answers: tuple[Answer, ...], count: int) -> None:
-    (answer,) = told(*answers)
+    (answer,) = settled(*answers)
     assert isinstance(answer, InternalError)
     assert answer.message == f"expected a single response, got {count}"
 
 
 @pytest.mark.parametrize("answers", [(FIRST,), (FIRST, None), (ONE, FIRST), (FIRST, ONE), (FIRST, SECOND)])
 def test_the_first_error_takes_precedence(answers: tuple[Answer, ...]) -> None:
-    assert told(*answers) == [FIRST]
+    assert settled(*answers) == [FIRST]
 
 
 def test_an_awaited_answer_is_returned_or_raised() -> None:

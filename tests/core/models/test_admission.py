@@ -629,12 +629,12 @@ def streamed(client: Any, *models: str, **headers: str) -> list[str]:
     outcomes: list[str] = []
     done = threading.Event()
 
-    def hear(result: Any, error: Any) -> None:
+    def receive(result: Any, error: Any) -> None:
         outcomes.append(error.message() if error is not None else result.get_response().model_name)
         if len(outcomes) == len(models):
             done.set()
 
-    client.start_stream(hear, headers=headers)
+    client.start_stream(receive, headers=headers)
     for model in models:
         client.async_stream_infer(model, [tensor_of()])
     assert done.wait(60)
@@ -1146,7 +1146,7 @@ def no_meters() -> Iterator[None]:
     Metered.open.clear()
 
 
-def told() -> list[str]:
+def new_calls() -> list[str]:
     calls = Metered.calls[:]
     Metered.calls.clear()
     return calls
@@ -1157,31 +1157,31 @@ def told() -> list[str]:
 def test_a_permitted_inference_is_metered_in_place_of_admission(serve: Serve, is_recorded: bool) -> None:
     def scenario(ports: Ports) -> None:
         assert post(ports.http, authorization="please").status_code == 200
-        assert told() == ["admit alice m"]
+        assert new_calls() == ["admit alice m"]
         Records.admitted.clear()
         Permitting.admitted.clear()
         assert post(ports.http, authorization="please").status_code == 200
         assert call_with(ports, "please") == "OK"
-        assert told() == ["begin m True", "end"] * 2
+        assert new_calls() == ["begin m True", "end"] * 2
         assert Permitting.admitted == Records.admitted == []
         assert len(Records.made) == 2 * is_recorded
         # An invalid one is refused; an unreadable one is admitted, and counted only there.
         url, sent = f"http://127.0.0.1:{ports.http}/v2/models/m/infer", {"authorization": "please"}
         tensor = {"name": "z", "datatype": "FP32", "shape": [1, 1], "data": [1]}
         assert httpx.post(url, json={"inputs": [tensor]}, headers=sent).status_code == 400
-        assert told() == ["begin m True", "end"]
+        assert new_calls() == ["begin m True", "end"]
         assert httpx.post(url, content="{", headers=sent).status_code >= 400
-        assert told() == ["begin m True", "take back", "admit alice m"]
+        assert new_calls() == ["begin m True", "take back", "admit alice m"]
         assert call_with(ports, "please", size=50_000) == "OK"  # too large to be parsed on the event loop
-        assert told() == ["admit alice m"]
+        assert new_calls() == ["admit alice m"]
         Metered.open.append("full")
         assert post(ports.http, authorization="please").status_code == 200
         Metered.open.append("full")
         assert call_with(ports, "please") == "OK"
-        assert told() == ["begin m True", "admit alice m"] * 2
+        assert new_calls() == ["begin m True", "admit alice m"] * 2
         assert Metered.open == []
         assert post(ports.http, authorization="no").status_code == 401
-        assert told() == []
+        assert new_calls() == []
 
     serve(scenario, *([Records] if is_recorded else []), Permitting, Metered)
 
@@ -1192,9 +1192,9 @@ def test_a_caller_without_a_principal_is_metered_by_its_address(serve: Serve, is
     def scenario(ports: Ports) -> None:
         assert post(ports.http).status_code == 200
         assert call_with(ports) == "OK"
-        assert told() == ["begin m True", "end"] * 2
+        assert new_calls() == ["begin m True", "end"] * 2
         ask_both(ports, model="none")
-        assert told() == ["admit  none"] * 2
+        assert new_calls() == ["admit  none"] * 2
 
     serve(scenario, *([Records] if is_recorded else []), Metered)
 
@@ -1204,7 +1204,7 @@ def test_a_meter_before_the_one_that_names_the_principal_is_not_used(serve: Serv
     def scenario(ports: Ports) -> None:
         for _ in range(2):
             assert post(ports.http, authorization="please").status_code == 200
-        assert told() == ["admit  m"] * 2
+        assert new_calls() == ["admit  m"] * 2
 
     serve(scenario, Metered, Permitting)
 

@@ -17,7 +17,7 @@ CONFIG = """
     backend: "identity" max_batch_size: 8
     input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }
 """
-SAID: list[int] = []
+RECEIVED: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Several(Scheduler):
     Parameters = Parameters
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
-        SAID.append(self.context.parameters.most)
+        RECEIVED.append(self.context.parameters.most)
         return self.context.waiting.head(self.context.parameters.most)
 
 
@@ -47,12 +47,12 @@ def parameter(key: str, value: str) -> str:
 
 
 def test_a_scheduler_is_chosen_by_name_and_gets_its_parameters(tmp_path: Path) -> None:
-    SAID.clear()
+    RECEIVED.clear()
     extra = parameter("scheduler", "several") + parameter("scheduler.most", "3")
     with served(tmp_path, extra) as server:
         answer = server.infer("m", {"x": np.ones((1, 1), np.float32)})
     assert answer.outputs
-    assert set(SAID) == {3}
+    assert set(RECEIVED) == {3}
 
 
 CHOSEN = parameter("scheduler", "several")

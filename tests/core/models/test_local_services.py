@@ -108,14 +108,14 @@ def test_the_instances_of_a_version_load_side_by_side(run: Callable[..., None]) 
     """Each on the thread that will run it, even if versions take turns."""
     both, results = threading.Barrier(2), []
 
-    def meet(services: Services, model: Model) -> None:
+    def wait_for_both(services: Services, model: Model) -> None:
         both.wait(20)
         results.append((threading.current_thread().name, model.instance_name))
 
     async def scenario(server: Server) -> None:
         assert sorted(results) == [("headrace-m_0_0", "m_0_0"), ("headrace-m_0_1", "m_0_1")]
 
-    run(scenario, meet, model_load_thread_count=1)
+    run(scenario, wait_for_both, model_load_thread_count=1)
 
 
 def test_the_reason_of_a_failed_load_is_that_of_the_first_instance(run: Callable[..., None], write_model: Any) -> None:

@@ -49,7 +49,7 @@ def server(make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, 
     return made
 
 
-async def said(caplog: pytest.LogCaptureFixture, pattern: str) -> None:
+async def wait_for_line(caplog: pytest.LogCaptureFixture, pattern: str) -> None:
     while not any(re.fullmatch(pattern, message) for message in caplog.messages):
         await asyncio.sleep(0)
 
@@ -64,9 +64,9 @@ def test_a_long_load_is_logged_repeatedly_with_the_slowest_model(
 
     async def scenario() -> None:
         starting = asyncio.ensure_future(server.start())
-        await said(caplog, line)
+        await wait_for_line(caplog, line)
         caplog.clear()
-        await said(caplog, line)  # and once more
+        await wait_for_line(caplog, line)  # and once more
         Held.let_go.set()
         await starting
         await server.stop()
@@ -85,7 +85,7 @@ def test_a_load_by_name_is_logged_too(write_model: Any, server: Server, caplog: 
         async with server:
             await asyncio.to_thread(write_model, "slow", CONFIG)
             loading = asyncio.ensure_future(server.load("slow"))
-            await said(
+            await wait_for_line(
                 caplog, r"still loading: 0 of 1 models loaded after \d+ s, 1 being loaded, longest: slow \(\d.\d s\)"
             )
             Held.let_go.set()

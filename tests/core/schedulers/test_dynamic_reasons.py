@@ -26,13 +26,13 @@ def staged(text: str = "", kind: type[Scheduler] = DynamicScheduler, instances: 
     return simulator
 
 
-def told(simulator: SchedulerSimulator) -> dict[str, Any]:
+def explained(simulator: SchedulerSimulator) -> dict[str, Any]:
     return simulator.model_queue.history.document(simulator.clock.now_ns())
 
 
 def reasons(simulator: SchedulerSimulator) -> list[tuple[str, int]]:
     """Return the reason and the rows of every batch."""
-    return [(batch["reason"], batch["rows"]) for batch in told(simulator)["batches"]]
+    return [(batch["reason"], batch["rows"]) for batch in explained(simulator)["batches"]]
 
 
 async def send(simulator: SchedulerSimulator, *rows: int, key: object = None, **fields: Any) -> list[Ticket]:
@@ -87,7 +87,7 @@ def test_the_delay_is_the_reason_once_it_has_passed() -> None:
         assert reasons(simulator) == []
         await simulator.advance(5 * MS)
         assert reasons(simulator) == [("delay", 3)]
-        (batch,) = told(simulator)["batches"]
+        (batch,) = explained(simulator)["batches"]
         assert (batch["first_wait_us"], batch["last_wait_us"], batch["requests"]) == (5000, 5000, 2)
 
     run_scenario(run)
@@ -153,7 +153,7 @@ def test_waits_and_the_depth_of_the_queue_are_those_of_the_moment() -> None:
         await send(simulator, 3, 2, 1)
         await simulator.advance(1 * MS)
         simulator.instances[0].finish()
-        document = told(simulator)
+        document = explained(simulator)
         first, second = document["batches"]
         assert first == {
             "age_us": 3000, "instance": simulator.instances[0].name, "reason": "idle_instance", "requests": 1,
@@ -185,7 +185,7 @@ def test_the_number_of_stored_batches_is_bounded() -> None:
         for _ in range(KEPT + 3):
             simulator.send()
         await simulator.run(0)
-        assert len(told(simulator)["batches"]) == told(simulator)["remembered"] == KEPT
+        assert len(explained(simulator)["batches"]) == explained(simulator)["remembered"] == KEPT
 
     run_scenario(run)
 
@@ -212,6 +212,6 @@ def test_a_scheduler_may_have_its_own_reasons_or_none() -> None:
         simulator.instances[0].finish()
         await send(simulator, 1, 1, 1)
         (reason, rows) = reasons(simulator)[-1]
-        assert (len(reason), rows, list(told(simulator)["reasons"])[-1]) == (100, 3, reason)
+        assert (len(reason), rows, list(explained(simulator)["reasons"])[-1]) == (100, 3, reason)
 
     run_scenario(run)

@@ -334,31 +334,31 @@ def test_the_limiter_reports_used_and_awaited_resources_and_the_batches_that_wai
         stage.model("large", demand(R=3, G_everywhere=1))
         stage.model("other", demand(G_everywhere=1))
 
-        def told(name: str) -> list[tuple[Any, ...]]:
+        def resource_use(name: str) -> list[tuple[Any, ...]]:
             uses = stage.limiter.uses(tuple(stage.model_queues[name].instances))
             return [(use.resource, use.units, dict(use.used_by), dict(use.wanted_by)) for use in uses]
 
         def reasons(name: str) -> list[str]:
             return list(stage.model_queues[name].history.document(0)["reasons"])
 
-        assert told("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
+        assert resource_use("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
         stage.send("small", 2)
         await stage.settle()
         stage.send("large", 2)
         await stage.settle()
         waits = [(GLOBAL, 1, {}, {"large_0": 1}), (R, 4, {"small_0": 1, "small_1": 1}, {"large_0": 3})]
-        assert told("large") == waits
-        assert told("small") == waits[1:]
+        assert resource_use("large") == waits
+        assert resource_use("small") == waits[1:]
         assert [use.measure() for use in stage.limiter.uses()] == [
             dict(zip((metric.name for metric in ResourceUse.metrics), values, strict=True))
             for values in ((1, 0, 1), (4, 2, 1))
         ]
         assert [use.labels for use in stage.limiter.uses()] == [{"resource": "G"}, {"device": "0", "resource": "R"}]
         await stage.finish_one()
-        assert told("other") == [(GLOBAL, 1, {"large_0": 1}, {})]
+        assert resource_use("other") == [(GLOBAL, 1, {"large_0": 1}, {})]
         while stage.running:
             await stage.finish_one()
-        assert told("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
+        assert resource_use("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
         assert (reasons("small"), reasons("large")) == (["idle_instance"], ["resources", "idle_instance"])
 
     run_scenario(scenario)

@@ -63,5 +63,5 @@ def test_answers_after_the_last_are_neither_counted_nor_kept() -> None:
         "0": {"compute_infer": 1, "compute_output": 1, "success": 1},
         "1": {"empty_response": 1},
     }
-    assert not tracker._given
+    assert not tracker._delivered
     assert not tracker.open

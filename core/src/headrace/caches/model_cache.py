@@ -11,7 +11,7 @@ from headrace.caches.base import CachedResponse, ResponseCache
 from headrace.caches.kept_responses import content_bytes, lent, own
 from headrace.caches.keys import CacheKeys
 from headrace.caches.packing import check_parameters
-from headrace.caches.remote_calls import Found, RemoteCalls
+from headrace.caches.remote_calls import LookUpDone, RemoteCalls
 from headrace.config.model_config_pb2 import ModelParameter
 from headrace.config.parameters import parse_parameters, unknown
 from headrace.errors import ConfigError, HeadraceError, InvalidArgument, PluginError, Unavailable, summary
@@ -98,11 +98,11 @@ class ModelCache:
             self._note(error)
             return None
 
-    def ask(self, key: bytes, done: Found) -> bool:
+    def ask(self, key: bytes, done: LookUpDone) -> bool:
         """Look up ``key`` in a remote cache; ``done`` gets the result. Return False if the cache is not called now."""
         remote = self._server.remote
         assert remote is not None
-        return remote.get(key, self._check, partial(self._found, done))
+        return remote.get(key, self._check, partial(self._looked_up, done))
 
     def digest_on_thread(self, request: InferRequest, done: Callable[[bytes | Exception], None]) -> bool:
         """Compute the key of a large ``request`` on a thread; ``done`` is called with it. Return False if too much work
@@ -166,7 +166,7 @@ class ModelCache:
         log.warning("response cache '%s' failed for model '%s': %s", self._cache.name, self.name, summary(error))
         self.failed(error)
 
-    def _found(self, done: Found, outcome: CachedResponse | Exception | None) -> None:
+    def _looked_up(self, done: LookUpDone, outcome: CachedResponse | Exception | None) -> None:
         if isinstance(outcome, Exception):
             self.failed(outcome)
         done(outcome)

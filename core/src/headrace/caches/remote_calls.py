@@ -23,7 +23,7 @@ RETRY_S = 1.0
 WAITING = 256
 
 #: Called with the result of a lookup: a response, None, or the error of the cache.
-Found: TypeAlias = Callable[["CachedResponse | Exception | None"], None]
+LookUpDone: TypeAlias = Callable[["CachedResponse | Exception | None"], None]
 
 
 class RemoteCalls:
@@ -37,7 +37,7 @@ class RemoteCalls:
         self._get_paused_until = self._put_paused_until = 0.0
         self._get_has_failed = self._put_has_failed = False
 
-    def get(self, key: bytes, check: Callable[[CachedResponse], None], done: Found) -> bool:
+    def get(self, key: bytes, check: Callable[[CachedResponse], None], done: LookUpDone) -> bool:
         """Look up ``key``; ``done`` is called with the result. Return False if the cache is not called now.
 
         ``check`` is called with a response, on the thread. It raises if the model could not have sent it.
@@ -138,15 +138,15 @@ class RemoteCalls:
 class _Lookup:
     """A request that waits for the cache, at most `TIMEOUT_S`."""
 
-    __slots__ = ("_found", "_timer")
+    __slots__ = ("_done", "_timer")
 
-    def __init__(self, calls: RemoteCalls, done: Found) -> None:
-        self._found: Found | None = done
+    def __init__(self, calls: RemoteCalls, done: LookUpDone) -> None:
+        self._done: LookUpDone | None = done
         self._timer = calls.loop.call_later(TIMEOUT_S, calls.timed_out, self)
 
     def settle(self, outcome: CachedResponse | Exception | None) -> None:
         """Give ``outcome`` to the request, unless it has been given one."""
-        done, self._found = self._found, None
+        done, self._done = self._done, None
         self._timer.cancel()
         if done is not None:
             done(outcome)

@@ -67,7 +67,7 @@ class PaddedRequests(Runner):
         super().__init__(inner.schema)
         self._inner, self._rules = inner, rules
         #: The unpadded request of each ticket without a last answer.
-        self._asked: dict[Ticket, InferRequest] = {}
+        self._requests: dict[Ticket, InferRequest] = {}
 
     def connect(self, sink: AnswerSink) -> None:
         self.sink = sink
@@ -79,7 +79,7 @@ class PaddedRequests(Runner):
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         for ticket in batch:
-            self._asked[ticket] = request = ticket.request
+            self._requests[ticket] = request = ticket.request
             ticket.request = request.with_inputs(padded_inputs(self._rules, [ticket], ticket.rows))
         returned, times = self._inner.run([*batch, *self._missing(batch)])
         answers = [
@@ -110,7 +110,7 @@ class PaddedRequests(Runner):
         self._inner.close()
 
     def _cut(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
-        request = self._asked.pop(ticket, None) if final else self._asked.get(ticket)
+        request = self._requests.pop(ticket, None) if final else self._requests.get(ticket)
         if request is None or not isinstance(answer, InferResponse):
             return answer
         outputs = {name: as_tensor(value) for name, value in answer.outputs.items()}

@@ -84,17 +84,17 @@ class RaggedLayout:
         ragged = frozenset(io["name"] for io in config.get("input", ()) if io.get("allow_ragged_batch"))
         made = tuple(
             BatchInputRule(
-                tuple(given["target_name"]),
-                given["source_input"][0],
-                _VALUES[given["kind"]],
-                _TYPES[given["data_type"]],
+                tuple(entry["target_name"]),
+                entry["source_input"][0],
+                _VALUES[entry["kind"]],
+                _TYPES[entry["data_type"]],
             )
-            for given in config.get("batch_input", ())
+            for entry in config.get("batch_input", ())
         )
         scattered = {
-            target: given["source_input"][0]
-            for given in config.get("batch_output", ())
-            for target in given["target_name"]
+            target: entry["source_input"][0]
+            for entry in config.get("batch_output", ())
+            for target in entry["target_name"]
         }
         is_batched = config.get("max_batch_size", 0) > 0
         tensors = (*config.get("input", ()), *config.get("output", ()))

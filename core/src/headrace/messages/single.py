@@ -32,10 +32,10 @@ class SingleAnswer(ABC):
             if not isinstance(self._answer, HeadraceError):
                 self._answer = answer
         if final:
-            found = self._answer
-            if found is None or (self._count != 1 and not isinstance(found, HeadraceError)):
-                found = InternalError(f"expected a single response, got {self._count}")
-            self.settle(found)
+            last = self._answer
+            if last is None or (self._count != 1 and not isinstance(last, HeadraceError)):
+                last = InternalError(f"expected a single response, got {self._count}")
+            self.settle(last)
 
     @abstractmethod
     def settle(self, answer: InferResponse | HeadraceError) -> None:

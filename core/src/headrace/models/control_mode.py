@@ -107,7 +107,7 @@ def check_control_mode(name: str, kinds: Iterable[type[Interceptor]]) -> None:
 
 
 @asynccontextmanager
-async def held(mode: ControlMode | None, name: str) -> AsyncIterator[None]:
+async def holding(mode: ControlMode | None, name: str) -> AsyncIterator[None]:
     """Wait until ``mode``, if there is one, has loaded ``name``. The model stays until the context ends."""
     release = None if mode is None else await mode.hold(name)
     try:

@@ -107,7 +107,7 @@ class Dependencies:
         return needed != self._tried.get(plan.name) or any(frozenset(model.others) != needed for model in served)
 
     @contextmanager
-    def kept(self, plan: LoadPlan) -> Iterator[Needed]:
+    def keeping(self, plan: LoadPlan) -> Iterator[Needed]:
         """Return what ``plan`` needs, kept for the version that is loaded with it, or until the context raises.
 
         Raises `ConfigError` or `InvalidArgument` if something is missing, or needs ``plan`` itself.

@@ -90,8 +90,8 @@ class InstanceSet:
     @property
     def restarts(self) -> int:
         """The number of restarts of all instances, including removed ones."""
-        leaving = (member.executor for member in tuple(self._removed))
-        return self._past_restarts + sum(executor.restarts for executor in (*self.executors, *leaving))
+        removed = (member.executor for member in tuple(self._removed))
+        return self._past_restarts + sum(executor.restarts for executor in (*self.executors, *removed))
 
     def join(self) -> None:
         """Wait until all have closed. Blocks. Raises what one of them raised, after all have closed."""
@@ -127,17 +127,17 @@ class InstanceSet:
 
         Each returned future is done when one instance has closed. Event loop only.
         """
-        leaving = [member for member in self._members if member not in kept]
+        removed = [member for member in self._members if member not in kept]
         infos = [instance_info(placement, config) for placement, _ in added]
-        sources = self._model_queue.replace_instances(infos, [member.source for member in leaving])
-        come = iter([Member(*pair, source) for pair, source in zip(added, sources, strict=True)])
+        sources = self._model_queue.replace_instances(infos, [member.source for member in removed])
+        new = iter([Member(*pair, source) for pair, source in zip(added, sources, strict=True)])
         self._demands += [placement.demand for placement, _ in added]
         before = self._members
-        self._settle(member or next(come) for member in kept)
+        self._settle(member or next(new) for member in kept)
         for member in self._members:
             if member not in before:
                 member.serve(self._loop, self._observers)
-        return [self._begin_removal(member) for member in leaving]
+        return [self._begin_removal(member) for member in removed]
 
     def drop(self, added: Sequence[tuple[Placement, Executor]]) -> None:
         """Close executors that never served. Blocks."""

@@ -146,7 +146,7 @@ class InterceptorChain:
         self._interceptors = self.interceptors = tuple(interceptors)
         self._readers = [each for each in interceptors if type(each).intercept is not Interceptor.intercept]
         self._samplers = [each for each in interceptors if type(each).samples is not Interceptor.samples]
-        self._told = [each for each in interceptors if type(each).refused is not Interceptor.refused]
+        self._notified = [each for each in interceptors if type(each).refused is not Interceptor.refused]
         self.follows_trace_context = any(each.follows_trace_context for each in self._samplers)
         self.recorder = next((each.recorder for each in interceptors if each.recorder is not None), None)
         recorders = [each for each in interceptors if each.recorder is not None]
@@ -230,7 +230,7 @@ class InterceptorChain:
         """Return the chain of ``takers``, which take the operation; None if there are none."""
         if takers and takers not in self._chains:
             self._chains[takers] = InterceptorChain(takers, is_decided=True)
-            self._chains[takers]._told = self._told
+            self._chains[takers]._notified = self._notified
         return self._chains.get(takers)
 
     def _takers(self, operation: AnyOperation, model: Callable[[], str], sent: str) -> tuple[Interceptor, ...]:
@@ -303,14 +303,14 @@ class InterceptorChain:
             raise self._refusal(caller, Operation.INFER, plugin_failure(error)) from None
         ticket.request.send_as(caller)
         if caller.shows_answers or (caller.is_watched and not caller.ends_with_reply):
-            ticket.watch(partial(_tell, caller))
+            ticket.watch(partial(_notify_watches, caller))
 
     def _refusal(self, caller: Caller, operation: AnyOperation, error: Exception) -> HeadraceError:
         """Return the error that refuses the operation. An interceptor that fails refuses everything."""
         if not isinstance(error, HeadraceError):
             log.error("an interceptor raised an exception at the operation '%s'", operation, exc_info=error)
             error = InternalError("the request failed inside the server; its log has the reason")
-        for interceptor in self._told:
+        for interceptor in self._notified:
             interceptor.refused(caller, error)
         caller.end(error)
         return error
@@ -327,7 +327,7 @@ def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions
     return InterceptorChain(interceptors) if interceptors else None
 
 
-def _tell(caller: Caller, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+def _notify_watches(caller: Caller, ticket: Ticket, answer: Answer, final: bool) -> Answer:
     """Pass an answer to the watches of the operation, which ends with the last one."""
     caller.answered(answer, final)
     if final:

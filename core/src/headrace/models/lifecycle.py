@@ -406,7 +406,7 @@ class Lifecycle:
                     served, change = current.served, self._change_on_thread
                     prepared: PreparedChange = await self._slots.run(change, plan, served, progress, wait=wait)
                     return prepared
-                with self._dependencies.kept(plan) as needed:
+                with self._dependencies.keeping(plan) as needed:
                     load = self._load_on_thread
                     model: ServedModel = await self._slots.run(load, plan, number, needed, progress, wait=wait)
             except Exception as error:

@@ -204,13 +204,13 @@ class InstanceSource:
                 with suppress(ValueError):
                     idle.remove(self)
                     continue
-            elif self.wait is not None or not asks:  # the event loop keeps the timers, and may have to ask itself
+            elif self.wait is not None or not asks:  # the event loop keeps the timers, and may have to poll itself
                 with suppress(RuntimeError):  # the loop has ended, and so has the server
                     model_queue.call_soon_threadsafe(model_queue.wake_soon)
             wakeup.wait()
-            given, self._batch = self._batch, None
-            if given:
-                return given
+            assigned, self._batch = self._batch, None
+            if assigned:
+                return assigned
         self._stand_by(wakeup)
         return None
 

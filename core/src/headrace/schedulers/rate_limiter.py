@@ -144,7 +144,7 @@ class RateLimiter:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Sequence[RateLimitResource] = ()) -> None:
         self._loop = loop
-        self._given = limits
+        self._operator_limits = limits
         self._lock = threading.Lock()
         #: The demand of each instance that is loaded or being loaded. Compared by identity. Guarded by the lock.
         self._demands: dict[ResourceDemand, None] = {}
@@ -171,7 +171,7 @@ class RateLimiter:
         demands = tuple(demands)
         with self._lock:
             together = self._demands | dict.fromkeys(demands)
-            self._limits = limits_for(together, self._given)
+            self._limits = limits_for(together, self._operator_limits)
             self._demands, self._competitors = together, _competitors(together)
         log.debug("%s", shown(self._limits))
         self._update_soon(demands)
@@ -181,7 +181,7 @@ class RateLimiter:
         demands = tuple(demands)
         with self._lock:
             left = {each: None for each in self._demands if each not in demands}
-            self._limits = limits_for(left, self._given)
+            self._limits = limits_for(left, self._operator_limits)
             self._demands, self._competitors = left, _competitors(left)
         log.debug("%s", shown(self._limits))
         self._update_soon(demands)

@@ -18,7 +18,7 @@ class ResponseTracker(InFlightTracker):
         super().__init__(ordered, caller_reads=True)
         self._record = statistics.record
         #: Per request with a response: the number of responses, and the time at which the last one was passed on.
-        self._given: dict[Ticket, tuple[int, int]] = {}
+        self._delivered: dict[Ticket, tuple[int, int]] = {}
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
         if ticket in self.open:
@@ -31,14 +31,14 @@ class ResponseTracker(InFlightTracker):
         super()._finish(ticket, answer)
         if is_open:
             self._note(ticket, answer, given_ns)
-            self._given.pop(ticket, None)
+            self._delivered.pop(ticket, None)
 
     def _note(self, ticket: Ticket, answer: Answer, given_ns: int) -> None:
         """Count a response that the model gave at ``given_ns`` and that has been passed on."""
-        before = self._given.get(ticket)
+        before = self._delivered.get(ticket)
         index, began_ns = (0, ticket.started_ns) if before is None else before
         passed_ns = monotonic_ns()
-        self._given[ticket] = index + 1, passed_ns
+        self._delivered[ticket] = index + 1, passed_ns
         if not began_ns:
             if isinstance(answer, HeadraceError):
                 return  # it has not been executed

@@ -113,7 +113,7 @@ def rate_limited_logger(name: str) -> logging.Logger:
     return logger
 
 
-_said: ContextVar[set[str] | None] = ContextVar("_said", default=None)
+_written: ContextVar[set[str] | None] = ContextVar("_written", default=None)
 
 
 def logger_without_repeats(name: str) -> logging.Logger:
@@ -130,15 +130,15 @@ def without_repeats(written: set[str]) -> Iterator[None]:
 
     It applies to this task and to the tasks that it starts.
     """
-    before = _said.set(written)
+    before = _written.set(written)
     try:
         yield
     finally:
-        _said.reset(before)
+        _written.reset(before)
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    written = _said.get()
+    written = _written.get()
     if written is None or record.levelno < logging.INFO:
         return True
     text = record.getMessage()

@@ -146,7 +146,7 @@ class Log:
 
 def escape(text: str) -> str:
     """Return ``text`` as a JSON string in quotes, on one line, without characters that a terminal interprets."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(text, ensure_ascii=False))
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", json.dumps(text, ensure_ascii=False))
 
 
 class LineFormatter(logging.Formatter):

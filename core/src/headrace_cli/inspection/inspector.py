@@ -166,9 +166,9 @@ class InspectedModel:
                     check.opened = stack.enter_context(self._left_by_agents())
                 except HeadraceError as error:
                     check.add([_reason(error)])
-                    return check.found
+                    return check.findings
             check.run(has_engines=has_engines)
-        return check.found
+        return check.findings
 
     @contextmanager
     def _left_by_agents(self) -> Iterator[OpenedModel]:
@@ -186,7 +186,7 @@ class InspectedModel:
 
 
 class _Inspection:
-    """Fills `found` for the config of ``opened``."""
+    """Fills `findings` for the config of ``opened``."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _Inspection:
         dependencies: ModelDependencies,
     ) -> None:
         self.opened = opened
-        self.found = Findings(_copy(opened.config))
+        self.findings = Findings(_copy(opened.config))
         self._options = options
         self._plugins = plugins
         self._dependencies = dependencies
@@ -204,15 +204,15 @@ class _Inspection:
     def run(self, *, has_engines: bool) -> None:
         opened = self.opened
         original, name, path = opened.config, opened.entry.name, opened.directory.path
-        config = self.found.config = _copy(original)
+        config = self.findings.config = _copy(original)
         self.add(check_agents(name, config, self._plugins.agents))
         has_instances = needs_backend(config, self._plugins.schedulers)
         try:
             derive(config, name, opened.files, needs_backend=has_instances)
-            self.found.completed += completed_fields(original, config, "Headrace")
+            self.findings.completed += completed_fields(original, config, "Headrace")
             self.add(examine(config, name, path, self._options, self._plugins.schedulers))
             versions = versions_to_serve(name, opened.files, config.version_policy)
-            if self.found.is_clean:
+            if self.findings.is_clean:
                 scheduler_parameters(config, find_scheduler(config, self._plugins.schedulers))
             if config.backend and has_engines:
                 self._run_versions(versions, config)
@@ -220,7 +220,7 @@ class _Inspection:
                 self._run_written(config)
             elif config.platform == "ensemble" or not has_instances:
                 self.add(self._problems(config))
-                if self.found.is_clean:
+                if self.findings.is_clean:
                     self._dependencies.complete(config)
             else:
                 self.add(self._written(config))
@@ -237,12 +237,12 @@ class _Inspection:
         """Check an incomplete ``config`` without its engine."""
         path, backend = self.opened.directory.path, self._backend(config)
         kind = backend.Parameters
-        self._add_to(self.found.notes, without_effect(config, backend))
+        self._add_to(self.findings.notes, without_effect(config, backend))
         self.add([*self._written(config), *check_labels(config, path)])
         self.add(check_executor(config, self._plugins.executors))
         unknown = parameters.unknown(kind, config.parameters, self._plugins.extensions.keys)
         self.add([*parameters.check(kind, config.parameters), *unknown])
-        if self.found.is_clean:
+        if self.findings.is_clean:
             try:
                 read_samples(config, path)
             except HeadraceError as error:
@@ -258,9 +258,9 @@ class _Inspection:
     def _run_version(self, model: Model, backend: Backend, derived: ModelConfig) -> None:
         wrong = self._check_model(model, backend)
         news = completed_fields(derived, model.config, f"backend {backend.name}")
-        self.found.completed += [completion for completion in news if completion not in self.found.completed]
+        self.findings.completed += [completion for completion in news if completion not in self.findings.completed]
         self.add(wrong)
-        self._add_to(self.found.notes, without_effect(derived, backend))
+        self._add_to(self.findings.notes, without_effect(derived, backend))
 
     def _check_model(self, model: Model, backend: Backend) -> list[Problem]:
         path = model.path.parent
@@ -271,7 +271,7 @@ class _Inspection:
                 fill_groups(model.config, backend, available_gpus())
         except HeadraceError as error:
             if not isinstance(error, ConfigError):
-                self.found.failed.append((model.version, error))
+                self.findings.failed.append((model.version, error))
                 return self._written(model.config)
             return [_reason(error), *self._written(model.config)]
         return wrong
@@ -285,7 +285,7 @@ class _Inspection:
         return written(config, self.opened.directory.path, self._plugins.schedulers)
 
     def add(self, problems: Iterable[Problem]) -> None:
-        self._add_to(self.found.problems, problems)
+        self._add_to(self.findings.problems, problems)
 
     def _add_to(self, all_problems: list[Problem], problems: Iterable[Problem]) -> None:
         all_problems += [problem for problem in dict.fromkeys(problems) if problem not in all_problems]

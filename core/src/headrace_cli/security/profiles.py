@@ -21,7 +21,7 @@ def enforce(server: Server, words: Sequence[str]) -> None:
     Logs a warning for each thing that a flag opens. Raises `ConfigError` for an operation that is open without a flag.
     """
     profile = server.options.group(SecurityOptions).profile
-    set_flags = _given(words[len(PROFILES[profile]) :])
+    set_flags = _set_flags(words[len(PROFILES[profile]) :])
     is_refused = False
     for each in SecurityReview(server).exposures():
         opening = [flag for flag in each.flags if flag in set_flags]
@@ -36,7 +36,7 @@ def enforce(server: Server, words: Sequence[str]) -> None:
         raise ConfigError(f"{FLAG}={profile} starts no server that is open to strangers; see the errors above")
 
 
-def _given(words: Sequence[str]) -> set[str]:
+def _set_flags(words: Sequence[str]) -> set[str]:
     """Return the flags in ``words`` by their whole names."""
     flags, rest = command_line.split(words)
     return {f"--{one.flag.name}" for one in flags} | {word.partition("=")[0] for word in rest if word.startswith("--")}

@@ -95,7 +95,7 @@ def test_with_no_time_it_never_begins(clock: Clock) -> None:
 # ---------------------------------------------------------------------- a socket
 
 
-def gone() -> NoReturn:
+def disconnected() -> NoReturn:
     raise AssertionError("the server's end is open")
 
 
@@ -106,7 +106,7 @@ def open_line() -> Iterator[Callable[[int], tuple[FramedSocket, socket.socket]]]
 
     def open_line(busy_poll_us: int) -> tuple[FramedSocket, socket.socket]:
         ours, theirs = socket.socketpair()
-        line = FramedSocket(ours.detach(), gone, busy_poll_us)
+        line = FramedSocket(ours.detach(), disconnected, busy_poll_us)
         opened.extend((line._socket, theirs))
         return line, theirs
 

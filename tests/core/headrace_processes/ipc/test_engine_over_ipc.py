@@ -39,7 +39,7 @@ class Left(BaseException):
     """Raised to end the thread that reads."""
 
 
-def gone() -> NoReturn:
+def disconnected() -> NoReturn:
     raise Left
 
 
@@ -76,7 +76,7 @@ class FrontendEnd:
     """The client's end: threads, a socket and two arenas."""
 
     def __init__(self, fd: int, inbound: Arena, outbound: Arena) -> None:
-        self._channel = FramedSocket(fd, gone)
+        self._channel = FramedSocket(fd, disconnected)
         self._sender = FrameSender(self._channel, self._channel, inbound)
         self._requests = OutgoingRequests(Decoder(Reader(outbound), self._sender.free.append), self._channel.send)
         self._thread = threading.Thread(target=self._listen, daemon=True)

@@ -193,7 +193,7 @@ class Interruption(BaseException):
     """Raised by a signal handler."""
 
 
-def gone() -> NoReturn:
+def disconnected() -> NoReturn:
     raise AssertionError("the server's end is open")
 
 
@@ -201,7 +201,7 @@ class Ends:
     """The child's calls and the server's end of the channel."""
 
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
-        self.line, self.server = FramedSocket(ours.detach(), gone), theirs
+        self.line, self.server = FramedSocket(ours.detach(), disconnected), theirs
         self.calls = FastPathCalls(self.line, Decoder(None, lambda offset: None))
 
     def answer(self, call: int, id: str) -> None:
