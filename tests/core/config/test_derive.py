@@ -186,6 +186,11 @@ def test_a_model_without_a_backend_is_refused(tmp_path: Path, name: str, files: 
     )
 
 
+def test_a_version_that_is_taken_for_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'1' is the name of a version: perhaps the repository is the directory above"):
+        derived(tmp_path, "", "", "1")
+
+
 def test_the_name_comes_from_the_directory(tmp_path: Path) -> None:
     assert derived(tmp_path, 'backend: "identity"').name == "m"
     assert derived(tmp_path, 'name: "m" backend: "identity"').name == "m"

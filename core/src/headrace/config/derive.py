@@ -149,15 +149,17 @@ def _derive_from_name(config: ModelConfig, folder: _Folder | None) -> None:
     if not backend:
         raise ConfigError(
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
-            f"configuration. Expected model name of the form 'model.<backend_name>'. {_found_in(folder)}"
+            f"configuration. Expected model name of the form 'model.<backend_name>'. {_found_in(folder, config.name)}"
         )
     config.backend = backend
     config.default_model_filename = f"model.{backend}"
 
 
-def _found_in(folder: _Folder | None) -> str:
-    """Return a sentence about the files in the model's directory, for a model without a known model file."""
+def _found_in(folder: _Folder | None, model: str) -> str:
+    """Return a sentence about the files in the directory of ``model``, which has no known model file."""
     known = ", ".join(rule.filename for rule in _RULES)
+    if folder is None and model.isdecimal():
+        return f"'{model}' is the name of a version: perhaps the repository is the directory above"
     if folder is None:
         return f"It has no version directory with one of {known}"
     if folder.names.get("config.pbtxt") is False:
