@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar, NoReturn
 
 from anyio import create_task_group
@@ -234,15 +235,23 @@ async def serve_until(
 
 
 def _watch_signals(told_to_stop: asyncio.Event) -> None:
-    """Set the event on SIGINT and SIGTERM. Further signals are ignored."""
+    """Set the event on SIGINT and SIGTERM. Further signals are ignored, also while the interpreter exits.
+
+    The loop's own handlers would not do: it removes them when it closes, and the default action ends the process.
+    """
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
 
     def stop(name: str) -> None:
-        if not told_to_stop.is_set():
-            log.info("signal %s: stopping", name)
-            told_to_stop.set()
+        log.info("signal %s: stopping", name)
+        told_to_stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
+    def handle(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        loop.call_soon_threadsafe(stop, signal.Signals(number).name)
+
+    for number in numbers:
+        signal.signal(number, handle)
 
 
 async def _start(
