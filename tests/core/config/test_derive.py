@@ -187,7 +187,9 @@ def test_a_model_without_a_backend_is_refused(tmp_path: Path, name: str, files: 
 
 
 def test_a_version_that_is_taken_for_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'1' is the name of a version: perhaps the repository is the directory above"):
+    with pytest.raises(
+        ConfigError, match="'1' is the name of a version: perhaps the repository is the directory above"
+    ):
         derived(tmp_path, "", "", "1")
 
 
