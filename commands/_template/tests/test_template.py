@@ -8,7 +8,7 @@ from headrace_testing import CommandConformance
 
 class TestTemplate(CommandConformance):
     plugin, command = "headrace_template_command", "template"
-    good, bad = (".",), ("nowhere",)
+    good, bad = (str(Path(__file__).parent),), ("nowhere",)
 
     def test_each_model_is_listed_with_its_backend(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("first", "second"):
