@@ -96,7 +96,7 @@ def test_the_accelerators_options_win_over_the_deprecated_ones(graphs: Any) -> N
         (accelerated("gpu", "cuda", cudnn_conv_algo_search="DEFAULT"), {}, "DEFAULT"),
     ],
 )
-def test_convolutions_are_not_tried_anew_for_each_batch_size(
+def test_convolutions_are_chosen_without_trials(
     graphs: Any, config: str, parameters: Any, expected: str | None
 ) -> None:
     """None: ONNX Runtime's default, EXHAUSTIVE."""
@@ -254,9 +254,7 @@ class EveryEngine:
         ("directml", providers.DIRECTML, "device_id", "1"),
     ],
 )
-def test_an_accelerator_without_cuda_precedes_the_cpu(
-    graphs: Any, name: str, provider: str, key: str, value: str
-) -> None:
+def test_other_accelerators_precede_the_cpu(graphs: Any, name: str, provider: str, key: str, value: str) -> None:
     model = graphs.model(graphs.add(), accelerated("cpu", name, **{key: value}))
     (first, options), (last, _) = providers.choose(EveryEngine, model, Device("cpu"))
     assert (first, last, options[key]) == (provider, providers.CPU, value)
@@ -283,9 +281,7 @@ def test_the_error_for_a_missing_accelerator_names_the_build_that_has_it(graphs:
 @pytest.mark.parametrize(
     ("kind", "name", "key"), [("gpu", "tensorrt", "trt_extra_plugin_lib_paths"), ("cpu", "openvino", "load_config")]
 )
-def test_a_load_request_may_not_set_options_that_load_code_or_name_files(
-    graphs: Any, kind: str, name: str, key: str
-) -> None:
+def test_a_load_request_may_not_set_options_for_code_or_files(graphs: Any, kind: str, name: str, key: str) -> None:
     config = accelerated(kind, name, **{key: "here"})
     for engine in (GpuEngine, EveryEngine):
         device = Device("gpu", 0) if kind == "gpu" else Device("cpu")
@@ -295,9 +291,7 @@ def test_a_load_request_may_not_set_options_that_load_code_or_name_files(
                 providers.choose(engine, graphs.model(graphs.add(), config, is_sent=True), device)
 
 
-def test_accelerators_of_gpus_are_left_out_on_the_cpu_with_a_warning(
-    graphs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_accelerators_of_gpus_are_ignored_on_the_cpu(graphs: Any, caplog: pytest.LogCaptureFixture) -> None:
     text = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
     graphs.serve(graphs.add(), text)
     assert "model 'm': GPU Execution Accelerator will be ignored for model instance on CPU" in caplog.text

@@ -46,9 +46,7 @@ def isolated(isolation: str) -> str:
 
 
 @pytest.mark.parametrize(("place", "isolation"), [("1", "thread"), (".", "thread"), ("1", "process")])
-def test_an_operator_of_a_library_in_the_version_or_the_model_runs(
-    graphs: Any, library: Path, place: str, isolation: str
-) -> None:
+def test_an_operator_of_a_models_library_runs(graphs: Any, library: Path, place: str, isolation: str) -> None:
     write(graphs, library, place, isolated(isolation))
     with serve(graphs.root) as server:
         assert server.resolve("m").config.max_batch_size == 4  # completed, so that the graph was read
@@ -65,7 +63,7 @@ def test_without_its_library_the_operator_is_named(graphs: Any, library: Path) -
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("is_complete", [True, False])
 @pytest.mark.parametrize("with_files", [True, False])
-def test_a_load_request_brings_no_library(
+def test_a_library_in_a_sent_config_is_refused(
     graphs: Any, library: Path, isolation: str, is_complete: bool, with_files: bool
 ) -> None:
     version = write(graphs, library, "1", isolated(isolation))

@@ -172,7 +172,7 @@ def classifier() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("output", ["", 'output { name: "output_label" data_type: TYPE_INT64 dims: 1 reshape { } }'])
 @pytest.mark.parametrize("rows", ["", "max_batch_size: 8"])
-def test_a_classifier_of_skl2onnx_is_served_without_its_list_of_dictionaries(
+def test_outputs_that_are_no_tensors_are_skipped(
     graphs: Any, output: str, rows: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     version = graphs.root / "m/1"

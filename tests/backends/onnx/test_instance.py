@@ -173,9 +173,7 @@ def test_an_omitted_optional_input_takes_the_graphs_default(graphs: Any) -> None
     np.testing.assert_array_equal(instance.execute({"x": zeros, "W": np.ones(2, np.float32)})["y"], np.ones((3, 2)))
 
 
-def test_the_error_of_a_failed_run_has_no_paths_of_the_engines_build(
-    graphs: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_error_of_a_failed_run_has_no_build_paths(graphs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     io = (TensorProto.FLOAT, ["n", "m"])
     instance = graphs.serve(graphs.write([helper.make_node("Add", ["A", "B"], ["S"])], {"A": io, "B": io}, {"S": io}))
     two, three = np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)
@@ -188,7 +186,7 @@ def test_the_error_of_a_failed_run_has_no_paths_of_the_engines_build(
     np.testing.assert_array_equal(instance.execute({"A": two, "B": two + 1})["S"], [[1, 1]])
 
 
-def test_many_threads_may_run_the_shared_session_at_once(
+def test_threads_run_a_session_at_once(
     graphs: Any, at_once: Callable[[Sequence[Callable[[], Any]]], list[Any]]
 ) -> None:
     backend, path = OnnxRuntime({}), graphs.add()

@@ -130,9 +130,7 @@ def write(graphs: Any, model: onnx.ModelProto, name: str = "model.onnx") -> Path
         ("..\\secret", "it contains a backslash"),
     ],
 )
-def test_weights_outside_the_model_are_refused_wherever_the_graph_names_them(
-    graphs: Any, make: Any, location: str, reason: str
-) -> None:
+def test_weights_outside_of_the_model_are_always_refused(graphs: Any, make: Any, location: str, reason: str) -> None:
     version = write(graphs, make(location))
     with pytest.raises(LoadError) as refusal:
         graphs.serve(version)

@@ -68,9 +68,7 @@ def write(models: Any, library: Path, place: str, parameter: str = LIBRARY, conf
 
 
 @pytest.mark.parametrize(("place", "isolation"), [("1", "thread"), (".", "thread"), ("1", "process")])
-def test_an_operator_of_a_library_in_the_version_or_the_model_runs(
-    models: Any, library: Path, place: str, isolation: str
-) -> None:
+def test_an_operator_of_a_models_library_runs(models: Any, library: Path, place: str, isolation: str) -> None:
     isolated = f'{CONFIG} parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}'
     write(models, library, place, config=isolated)
     with serve(models.root) as server:
@@ -103,7 +101,7 @@ def test_a_library_outside_the_model_is_refused(models: Any, library: Path) -> N
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("with_files", [False, True])
-def test_a_load_request_brings_no_library(models: Any, library: Path, isolation: str, with_files: bool) -> None:
+def test_a_library_in_a_sent_config_is_refused(models: Any, library: Path, isolation: str, with_files: bool) -> None:
     isolated = f'{CONFIG} parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}'
     write(models, library, "1", config=isolated)
     text = (models.root / "m" / "config.pbtxt").read_text()

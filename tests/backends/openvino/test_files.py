@@ -59,9 +59,7 @@ def test_an_onnx_file_whose_weights_are_called_location_names_no_file(models: An
 #: OpenVINO recognizes ONNX by the content of a file, which may have any of these names.
 @pytest.mark.parametrize("file", ["model.onnx", "model.pb", "model.tflite", "model.xml", "model.pdmodel"])
 @pytest.mark.parametrize("location", ["/etc/passwd", "../../secret", "*/_ORT_MEM_ADDR_/*"])
-def test_an_onnx_file_that_names_others_elsewhere_is_refused_whatever_it_is_called(
-    models: Any, file: str, location: str
-) -> None:
+def test_an_onnx_file_that_names_files_elsewhere_is_refused(models: Any, file: str, location: str) -> None:
     save_onnx(models, save_as_external_data=True, location="weights", size_threshold=0)
     version = models.root / "m" / "1"
     proto = onnx.load(version / "model.onnx", load_external_data=False)
@@ -190,9 +188,7 @@ def write_sum(models: Any, config: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_input_that_openvino_drops_may_be_in_the_config(
-    models: Any, count: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_config_may_have_an_unused_input(models: Any, count: int, caplog: pytest.LogCaptureFixture) -> None:
     write_sum(models, f"{SUM_OF_ALL} instance_group {{ count: {count} }}")
     with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root) as server:
         inputs: dict[str, Any] = {"x": np.ones((2, 3), np.float32), "axes": np.zeros(0, np.int64)}

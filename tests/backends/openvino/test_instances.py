@@ -60,7 +60,7 @@ def test_every_caller_gets_the_answer_to_its_own_rows(
 
 @pytest.mark.parametrize("parameters", [{"NUM_STREAMS": "AUTO"}, {"NUM_STREAMS": "NUMA"}, {"NUM_STREAMS": "1"},
     {"PERFORMANCE_HINT": "LATENCY"}, {"PERFORMANCE_HINT": "THROUGHPUT"}, {"INFERENCE_NUM_THREADS": "1"}])  # fmt: skip
-def test_whatever_the_streams_the_answers_are_right(
+def test_results_are_right_for_all_streams(
     models: Any, weights: np.ndarray[Any, Any], parameters: dict[str, str]
 ) -> None:
     write(models, weights, settings(2, **parameters))
@@ -72,9 +72,7 @@ def test_whatever_the_streams_the_answers_are_right(
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_model_answers_over_http_and_grpc_wherever_its_instances_are(
-    models: Any, weights: np.ndarray[Any, Any], isolation: str
-) -> None:
+def test_a_model_is_served_in_threads_and_processes(models: Any, weights: np.ndarray[Any, Any], isolation: str) -> None:
     write(models, weights, settings(1, isolation=isolation))
     x = np.random.default_rng(2).normal(size=(3, COLUMNS)).astype(np.float32)
     with serve(models.root, listen=True) as server:

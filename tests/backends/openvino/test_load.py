@@ -115,7 +115,7 @@ def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, 
         (2, Parameters(num_streams="2", inference_num_threads=2), "process", 2),
     ],
 )
-def test_an_instance_keeps_its_part_of_the_streams_busy(
+def test_instances_divide_the_streams(
     models: Any, count: int, parameters: Parameters, isolation: str, concurrency: int
 ) -> None:
     config = ModelConfig(name="m")
@@ -143,9 +143,7 @@ def test_all_streams_together_have_the_cores_of_the_server(models: Any, monkeypa
         assert compiled.get_property("INFERENCE_NUM_THREADS") == cores
 
 
-def test_instances_in_processes_divide_the_cores_and_have_a_stream_each(
-    models: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instances_in_processes_divide_the_cores(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     version = models.add()
     monkeypatch.setattr("headrace_engines.instance_threads.available_cores", lambda: 4)
     for count, threads in ((2, 2), (4, 1)):

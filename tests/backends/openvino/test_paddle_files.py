@@ -121,9 +121,7 @@ def test_a_damaged_program_is_refused_by_name(models: Any, damage: str) -> None:
 
 
 @pytest.mark.parametrize("disguised", [False, True])
-def test_a_folder_whose_variables_are_files_of_any_name_is_refused(
-    models: Any, tmp_path: Path, disguised: bool
-) -> None:
+def test_a_folder_with_other_files_of_variables_is_refused(models: Any, tmp_path: Path, disguised: bool) -> None:
     """Without ``.pdmodel`` PaddlePaddle keeps each variable in a file of its name."""
     folder = models.root / "m" / "1" / "model.pdfolder"
     folder.mkdir(parents=True)

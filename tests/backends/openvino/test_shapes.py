@@ -180,9 +180,7 @@ def test_a_graph_without_batches_keeps_its_shape(models: Any) -> None:
 
 
 @pytest.mark.parametrize("element", ["i64", "u64", "f64"])
-def test_tensors_computed_with_half_of_their_bits_are_logged_at_load(
-    models: Any, element: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tensors_with_reduced_precision_are_logged(models: Any, element: str, caplog: pytest.LogCaptureFixture) -> None:
     models.save(lambda x: {"y": opset13.add(x, x)}, {"x": (getattr(openvino.Type, element), [-1, 2])})
     with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root):
         pass
@@ -191,7 +189,7 @@ def test_tensors_computed_with_half_of_their_bits_are_logged_at_load(
     assert message.endswith(f": x ({kind}), y ({kind})")
 
 
-def test_tensors_computed_in_their_own_type_are_not_logged(models: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_with_full_precision_are_not_logged(models: Any, caplog: pytest.LogCaptureFixture) -> None:
     models.add()
     with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root):
         pass

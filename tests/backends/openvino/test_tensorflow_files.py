@@ -89,9 +89,7 @@ def reason(models: Any) -> str:
         ("model.tflite", "serving_default_x:0", "StatefulPartitionedCall:0"),
     ],
 )
-def test_what_tensorflow_writes_is_served(
-    models: Any, written: Path, name: str, input_name: str, answered: str
-) -> None:
+def test_models_of_tensorflow_are_served(models: Any, written: Path, name: str, input_name: str, answered: str) -> None:
     place(models, written, name)
     x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     with serve(models.root) as server:
@@ -112,9 +110,7 @@ def test_what_tensorflow_writes_is_served(
     ],
 )
 @pytest.mark.parametrize("how", ["cut", "noise"])
-def test_a_damaged_file_is_refused_by_its_model_s_name(
-    models: Any, written: Path, name: str, damaged: str, how: str
-) -> None:
+def test_a_damaged_file_is_refused_by_name(models: Any, written: Path, name: str, damaged: str, how: str) -> None:
     file = place(models, written, name) / damaged if damaged else place(models, written, name)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if how == "cut" else b"\x00no model\xff" * 10)

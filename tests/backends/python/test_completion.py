@@ -117,9 +117,7 @@ def test_a_file_that_shows_that_it_has_no_method_is_not_run(tmp_path: Path, base
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_a_failure_has_a_clear_error_and_does_not_change_the_config(
-    completes: Completes, body: str, error: str
-) -> None:
+def test_a_failure_is_explained_and_does_not_change_the_config(completes: Completes, body: str, error: str) -> None:
     with pytest.raises(LoadError) as raised:
         completes(body, "max_batch_size: 2")
     assert error in raised.value.message
@@ -178,9 +176,7 @@ def test_a_completion_that_hangs_does_not_delay_others(completes: Completes, mon
     assert completes("return config", "max_batch_size: 2", timeout_s=1).max_batch_size == 2
 
 
-def test_what_the_code_left_running_is_ended(
-    completes: Completes, tmp_path: Path, wait_until: Callable[..., None]
-) -> None:
+def test_processes_of_the_code_are_ended(completes: Completes, tmp_path: Path, wait_until: Callable[..., None]) -> None:
     body = f"""
     threading.Thread(target=time.sleep, args=(100,)).start()
     if (pid := os.fork()) == 0:

@@ -38,18 +38,14 @@ def test_a_coroutine_runs_on_the_loops_thread_in_the_callers_context(coroutines:
         WHO.reset(token)
 
 
-def test_a_coroutine_that_exits_raises_in_its_caller_and_the_loop_keeps_running(
-    coroutines: Coroutines, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_loop_survives_a_coroutine_that_exits(coroutines: Coroutines, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit, match="3"):
         coroutines.run(leave())
     assert caplog.text == ""
     assert coroutines.run(who())[0] == "nobody"
 
 
-def test_a_task_of_the_model_that_exits_stops_no_other(
-    coroutines: Coroutines, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_exits_does_not_stop_others(coroutines: Coroutines, caplog: pytest.LogCaptureFixture) -> None:
     async def begin() -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(leave())
         await asyncio.wait([task])

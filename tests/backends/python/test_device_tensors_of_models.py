@@ -222,7 +222,7 @@ def test_a_tensor_that_a_client_gets_as_well_is_copied_by_its_own_process(server
 
 
 @pytest.mark.parametrize(("model", "added", "on_host"), [("doubled", 0, 0), ("from_host", 1000, 0), ("host", None, 1)])
-def test_a_call_of_another_model_keeps_tensors_on_the_device(
+def test_bls_keeps_tensors_on_the_device(
     server: Server, cuda: PlayedCuda, model: str, added: Any, on_host: int
 ) -> None:
     found = ask(server, "caller", target=model)

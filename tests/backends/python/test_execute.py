@@ -257,9 +257,7 @@ def test_a_raise_fails_the_batch_with_type_message_and_frames_innermost_first(zo
         ("sender_flag", "TritonModelException: Unable to send response. Unsupported flag provided.\n\nAt:\n"),
     ],
 )
-def test_what_breaks_a_rule_fails_every_request_of_the_batch_in_tritons_words(
-    zoo: PythonModel, what: str, text: str
-) -> None:
+def test_invalid_results_fail_the_whole_batch_in_tritons_words(zoo: PythonModel, what: str, text: str) -> None:
     errors = [answer.error for answer in ask(zoo, what)]
     assert [error.message()[: len(PREFIX + text)] for error in errors if error] == [PREFIX + text] * 2
     assert [error.code() for error in errors if error] == [1, 1]
@@ -275,9 +273,7 @@ def test_the_frames_of_an_endless_recursion_are_cut(zoo: PythonModel) -> None:
 
 
 @pytest.mark.parametrize(("what", "code", "text"), [("error", 1, "plain"), ("not_found", 2, "missing")])
-def test_an_error_of_one_response_reaches_its_caller_bare_and_with_its_code(
-    zoo: PythonModel, what: str, code: int, text: str
-) -> None:
+def test_an_error_of_a_response_keeps_its_text_and_code(zoo: PythonModel, what: str, code: int, text: str) -> None:
     error = ask(zoo, what)[1].error
     assert error
     assert (error.code(), error.message()) == (code, text)
@@ -339,9 +335,7 @@ def test_an_exception_does_not_replace_a_response_that_was_sent(zoo: PythonModel
     assert "ValueError: after one answer" in other.error.message()
 
 
-def test_a_response_to_an_answered_request_is_dropped_and_logged(
-    zoo: PythonModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_response_is_dropped_and_logged(zoo: PythonModel, caplog: pytest.LogCaptureFixture) -> None:
     assert [float(answer["OUT"][0]) for answer in ask(zoo, "sender_and_response")] == [7, 1]
     assert "returned a response to a request that its response sender has answered" in caplog.text
 
@@ -376,18 +370,14 @@ def test_a_rescheduled_request_is_not_executed_again_after_its_client_disconnect
     assert zoo.model.count == 3
 
 
-def test_a_model_without_execute_loads_and_fails_its_requests(
-    python_model: OpenModel, write_model: Callable[..., Path]
-) -> None:
+def test_a_model_without_execute_fails_requests(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
     model = python_model(write_model("lazy", "class TritonPythonModel: pass"))
     error = model.infer({"WHAT": np.array(["x"], object)}).error
     assert error
     assert error.message().endswith("message: Python model lazy_0_0 does not implement `execute` method.")
 
 
-def test_a_request_that_asks_for_no_output_asks_for_all_that_the_config_declares(
-    python_model: OpenModel, write_model: Callable[..., Path]
-) -> None:
+def test_a_request_without_outputs_gets_all(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
     code = """
     class TritonPythonModel:
         def execute(self, requests):
@@ -506,9 +496,7 @@ def test_an_error_may_follow_responses(stream: PythonModel) -> None:
     assert run(stream, "error_midway") == [[1, "stop"], [1, "stop"]]
 
 
-def test_a_batch_begins_while_an_earlier_one_of_an_async_decoupled_model_waits(
-    python_model: OpenModel, write_model: Callable[..., Path]
-) -> None:
+def test_async_decoupled_batches_overlap(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
     code = """
     import asyncio
     class TritonPythonModel:

@@ -171,7 +171,7 @@ def test_a_closed_model_is_freed_with_its_modules(write: Callable[..., Path]) ->
     assert [name for name in sys.modules if name.partition(".")[0] == package] == []
 
 
-def test_alone_a_model_is_a_module_of_its_version_and_its_folders_are_searched_last(
+def test_alone_a_model_is_a_module_of_its_version_in_sys_path(
     write: Callable[..., Path],
 ) -> None:
     code = """

@@ -413,9 +413,7 @@ def test_an_async_decoupled_model_streams_to_many_callers_at_once(server: Any) -
     assert found == {count: [count] * count for count in range(6)}
 
 
-def test_initialize_gets_the_instance_and_a_request_its_fields(
-    client: http.InferenceServerClient, repository: Path
-) -> None:
+def test_initialize_and_requests_get_all_fields(client: http.InferenceServerClient, repository: Path) -> None:
     result = client.infer(
         "describe", [], request_id="seven", sequence_id=5, parameters={"n": 3, "s": "text", "b": True}
     )
@@ -479,9 +477,7 @@ def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClie
     assert result.as_numpy("OUT")[0] == before + 1 == server.metric("requests_seen", "metrics")
 
 
-def test_updates_of_every_thread_are_on_the_page_before_the_response(
-    client: http.InferenceServerClient, server: Any
-) -> None:
+def test_metrics_are_on_the_page_before_the_response(client: http.InferenceServerClient, server: Any) -> None:
     before = server.metric("updates", "updates")
     for count in (1, 2):
         values = client.infer("updates", tensors(http, IN=np.zeros(1, np.int32))).as_numpy("OUT")

@@ -111,7 +111,7 @@ def test_a_model_is_found_by_its_directory_its_version_or_its_file(
     assert model.infer({"WHAT": np.array(["x"], object)})["OUT"].tolist() == [5]
 
 
-def test_a_decoupled_model_gives_all_responses_of_a_request(
+def test_all_responses_of_a_decoupled_model_are_returned(
     python_model: OpenModel, write_model: Callable[..., Path]
 ) -> None:
     code = """
@@ -159,9 +159,7 @@ def test_other_models_are_functions(python_model: OpenModel, write_model: Callab
     assert "unknown model: 'other'" in str(python_model(path).infer(inputs).error)
 
 
-def test_another_decoupled_model_is_a_function_that_yields(
-    python_model: OpenModel, write_model: Callable[..., Path]
-) -> None:
+def test_a_generator_is_a_decoupled_model(python_model: OpenModel, write_model: Callable[..., Path]) -> None:
     code = """
     class TritonPythonModel:
         async def execute(self, requests):

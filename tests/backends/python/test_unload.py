@@ -25,7 +25,7 @@ class TritonPythonModel:
 """
 
 
-def test_unloading_ends_a_load_that_never_would(
+def test_unload_ends_an_endless_load(
     serve: Callable[..., Headrace], write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     stuck = write_model("stuck", STUCK)

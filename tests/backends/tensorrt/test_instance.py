@@ -140,9 +140,7 @@ def test_the_strategy_is_that_of_the_parameters(plans: Any, calls: Any) -> None:
         ("", set()),
     ],
 )
-def test_captured_executions_run_for_just_their_rows(
-    plans: Any, driver: Any, calls: Any, config: str, captured: set[int]
-) -> None:
+def test_a_graph_runs_for_its_rows_only(plans: Any, driver: Any, calls: Any, config: str, captured: set[int]) -> None:
     instance = plans.serve(plans.copy(), config)
     for rows in range(1, 9):
         launches = driver.graph_launches
@@ -202,9 +200,7 @@ def broadcast(plans: Any, step: Any, element: str = "INT32") -> Any:
 
 
 @pytest.mark.parametrize(("element", "dtype"), [("INT32", np.int32), ("INT64", np.int64)])
-def test_the_size_of_the_batch_stands_before_the_values_of_a_shape_tensor(
-    plans: Any, step: Any, element: str, dtype: type[np.generic]
-) -> None:
+def test_the_batch_size_precedes_shape_values(plans: Any, step: Any, element: str, dtype: type[np.generic]) -> None:
     instance = plans.serve(broadcast(plans, step, element))
     for rows, values in ((2, [3, 5]), (2, [1, 2]), (4, [3, 5]), (2, [3, 5])):
         x = np.arange(rows, dtype=np.float32).reshape(rows, 1, 1)
@@ -250,9 +246,7 @@ def test_a_failed_execution_has_the_error_of_tensorrt_and_the_next_succeeds(plan
     np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
 
 
-def test_no_memory_while_it_executes_fails_that_execution_only(
-    plans: Any, step: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_fails_one_execution(plans: Any, step: Any, driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plans.write(
         {"x": ("FLOAT", (64,))}, {"found": ("INT32", (-1,))}, [step("nonzero", "x", "found")], []
     )  # fmt: skip
@@ -265,9 +259,7 @@ def test_no_memory_while_it_executes_fails_that_execution_only(
     assert instance.execute({"x": np.ones(64, np.float32)})["found"].tolist() == list(range(64))
 
 
-def test_a_load_without_memory_is_refused_and_frees_everything(
-    plans: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_without_memory_is_refused(plans: Any, driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = driver.used_bytes(0), driver.live_objects
     monkeypatch.setenv("STANDIN_MEMORY_BYTES", str(before[0] + 600))
     with pytest.raises(BackendError, match="out of memory"):

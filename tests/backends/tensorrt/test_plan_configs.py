@@ -131,9 +131,7 @@ def test_a_config_that_contradicts_the_plan_is_refused(plans: Any, config: str, 
                      "tensor."),
     ],
 )  # fmt: skip
-def test_a_shape_tensor_must_be_marked_and_has_no_batch_axis(
-    plans: Any, step: Any, dims: str, is_marked: bool, message: str
-) -> None:
+def test_a_shape_tensor_must_be_marked(plans: Any, step: Any, dims: str, is_marked: bool, message: str) -> None:
     path = plans.write(
         {"x": ("FLOAT", (-1, 1)), "s": ("INT32", (3,))}, {"y": ("FLOAT", (-1, 1))}, [step("copy", "x", "y")],
         [{"x": [[1, 1], [2, 1], [4, 1]], "s": [[3]] * 3, "s.values": [[1] * 3, [2] * 3, [9] * 3]}],
@@ -237,9 +235,7 @@ def test_a_plan_with_host_code_needs_the_operators_word(plans: Any) -> None:
         plans.serve(path, backend=TensorRT({"version-compatible": "maybe"}))
 
 
-def test_a_tensorrt_that_does_not_start_is_an_error_with_its_reason(
-    plans: Any, recorded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_has_the_reason_of_tensorrt(plans: Any, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(logger: Any) -> None:
         logger.log(recorded.Severity.ERROR, "CUDA initialization failure with error: 35")
         raise TypeError("pybind11::init(): factory function returned nullptr")
@@ -288,7 +284,7 @@ def test_unsupported_parameters_are_refused(plans: Any, parameters: Parameters, 
 @pytest.mark.parametrize(
     ("optimization", "priority"), [("", 0), ("priority: PRIORITY_MAX", -5), ("priority: PRIORITY_MIN", 0)]
 )
-def test_the_priority_is_that_of_the_stream_and_is_logged(
+def test_the_stream_has_the_priority(
     plans: Any, caplog: pytest.LogCaptureFixture, optimization: str, priority: int
 ) -> None:
     caplog.set_level(logging.INFO, "headrace.tensorrt")

@@ -67,9 +67,7 @@ def ask(client: Any, tools: Any, model: str, inputs: Mapping[str, Any], outputs:
     return {name: answer.as_numpy(name) for name in outputs}
 
 
-def test_plans_are_served_over_http_and_grpc_on_the_gpus_that_they_ask_for(
-    server: Any, pair: Any, isolation: str
-) -> None:
+def test_plans_are_served_over_http_and_grpc_on_their_gpus(server: Any, pair: Any, isolation: str) -> None:
     a, b = pair
     with (
         http_client.InferenceServerClient(f"127.0.0.1:{server.http}") as http,
@@ -113,9 +111,7 @@ def test_requests_with_the_same_values_of_a_shape_tensor_run_together_and_others
     assert statistics["execution_count"] < 4
 
 
-def test_a_gpu_that_is_too_full_is_given_no_further_model(
-    plans: Any, serve: Start, environ: Mapping[str, str], pair: Any
-) -> None:
+def test_a_full_gpu_gets_no_further_model(plans: Any, serve: Start, environ: Mapping[str, str], pair: Any) -> None:
     for gpu in (0, 1):
         (plans.add(f"on{gpu}").parent / "config.pbtxt").write_text(f"instance_group {{ gpus: {gpu} }}")
     limits = ["--model-load-gpu-limit=0:0.8", "--model-load-gpu-limit=1:0.8"]

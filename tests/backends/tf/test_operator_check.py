@@ -221,9 +221,7 @@ def test_a_function_that_names_a_file_itself_is_refused(models: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("operator", ["For", "While", "StatelessWhile", "_If", "MapDefun", "BatchFunction"])
-def test_a_function_that_reads_is_called_once_with_the_checked_value(
-    models: Any, tmp_path: Path, operator: str
-) -> None:
+def test_a_function_that_reads_is_called_with_the_checked_value(models: Any, tmp_path: Path, operator: str) -> None:
     """The second call of a loop's function has other arguments, and other operators number arguments differently."""
     vocabulary(models, tmp_path)
 

@@ -88,9 +88,7 @@ def write(models: Any, name: str = "m", config: str = CONFIG + LIBRARY) -> Path:
 
 
 @pytest.mark.parametrize("place", [".", ".."])
-def test_an_operator_of_a_library_is_run(
-    models: Any, compiled: Path, place: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_librarys_operator_runs(models: Any, compiled: Path, place: str, capfd: pytest.CaptureFixture[str]) -> None:
     """It prints and forks as well, and neither disturbs the server."""
     shutil.copy(compiled, write(models) / place)
     x = np.array([[1, 2], [3, 4]], np.float32)

@@ -118,7 +118,7 @@ def test_mixed_precision_is_enabled_on_a_gpu(models: Any) -> None:
 
 
 @pytest.mark.parametrize("names", [("auto_mixed_precision",), ("tensorrt",), ("gpu_io",)])
-def test_on_the_cpu_accelerators_of_gpus_are_left_out_with_a_warning(
+def test_gpu_accelerators_are_ignored_on_the_cpu(
     models: Any, names: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert session_options(models, accelerators(*names)) == session_options(models)
@@ -241,7 +241,7 @@ def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: 
 
 
 @pytest.mark.parametrize(("group", "instances"), [("", 2), ("count: 1", 1), ("count: 2", 2), ("count: 64", 64)])
-def test_the_cores_are_divided_by_the_instances_of_the_first_model(
+def test_the_first_model_divides_the_cores(
     models: Any, monkeypatch: pytest.MonkeyPatch, group: str, instances: int
 ) -> None:
     monkeypatch.setattr(tensorflow_process, "_threads_of_process", None)
@@ -273,7 +273,7 @@ def test_the_first_model_sets_the_threads_and_the_next_gets_a_warning(
         ({"inter_threads": 2, "per_session_threads": True}, 2, True),
     ],
 )
-def test_threads_across_operators_are_configured(
+def test_threads_across_operators_are_set(
     models: Any, parameters: dict[str, Any], inter: int, per_session: bool
 ) -> None:
     config = session_options(models, **parameters)

@@ -97,9 +97,7 @@ def test_trust_from_a_load_request_is_refused(programs: Any, package: Path) -> N
         programs.load(CONFIG % NAMES, trust=True, is_sent=True)
 
 
-def test_a_package_for_a_gpu_is_left_to_pytorchs_own_loader(
-    programs: Any, package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_package_uses_pytorchs_loader(programs: Any, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own call crashed there."""
     passed: list[Any] = []
 
@@ -119,9 +117,7 @@ def test_a_package_for_a_gpu_is_left_to_pytorchs_own_loader(
     "names",
     [NAMES, ("ARGS[0]", "KWARGS[b]", "RESULT[0]", "RESULT[1]"), ("x", "y", "s", "d"), ("a__0", "b__1", "c__0", "d__1")],
 )
-def test_a_trusted_package_computes_the_results_of_the_module(
-    programs: Any, package: Path, names: tuple[str, str, str, str]
-) -> None:
+def test_a_trusted_package_computes_results(programs: Any, package: Path, names: tuple[str, str, str, str]) -> None:
     instance = programs.load(CONFIG % names, trust=True)
     for rows in (1, 2, 5):
         found = instance.execute({names[0]: A[:rows], names[1]: B[:rows]})
@@ -149,9 +145,7 @@ def test_a_config_is_checked_against_the_package(programs: Any, package: Path) -
         programs.load(CONFIG % ("ARGS[0]", "KWARGS[c]", "s", "d"), trust=True)
 
 
-def test_a_package_without_its_source_needs_the_config_and_batches_less(
-    programs: Any, package: Path, rewrite: Any
-) -> None:
+def test_a_package_without_its_source_needs_the_config(programs: Any, package: Path, rewrite: Any) -> None:
     rewrite(package, {".wrapper.cpp": b"// removed"})
     with pytest.raises(ConfigError, match="does not tell whether its first dimension may vary"):
         programs.load(CONFIG % NAMES, trust=True)
@@ -160,9 +154,7 @@ def test_a_package_without_its_source_needs_the_config_and_batches_less(
     np.testing.assert_allclose(found["OUTPUT__0"], expected()[0][:1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_failure_has_the_error_of_the_library_and_the_next_call_succeeds(
-    programs: Any, package: Path, rewrite: Any
-) -> None:
+def test_a_failure_has_the_librarys_error_and_the_next_succeeds(programs: Any, package: Path, rewrite: Any) -> None:
     rewrite(package, {".wrapper.cpp": b"// removed"})
     config = (CONFIG % NAMES).replace("max_batch_size: 8", "max_batch_size: 1").replace("dims: 16", "dims: -1")
     instance = programs.load(config, trust=True)
@@ -187,7 +179,7 @@ def test_what_was_compiled_for_another_machine_is_refused(
         programs.load(CONFIG % NAMES, trust=True)
 
 
-def test_what_the_cpu_cannot_execute_is_refused(
+def test_another_cpus_code_is_refused(
     programs: Any, package: Path, rewrite: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewrite(package, {"_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "AVX512 AMX_FP16"}'})
@@ -222,9 +214,7 @@ def test_others_run_while_a_package_computes(programs: Any, compiled: Path) -> N
     assert longest < took / 2, f"nothing ran for {longest:.3f} s of an execution of {took:.3f} s"
 
 
-def test_operators_that_only_pytorch_can_call_are_called_by_it(
-    programs: Any, compiled: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pytorch_calls_its_own_operators(programs: Any, compiled: Path, caplog: pytest.LogCaptureFixture) -> None:
     @torch.library.custom_op("headrace_test_aoti::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2

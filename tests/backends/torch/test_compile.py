@@ -119,9 +119,7 @@ def test_no_batch_is_left_to_compile_when_the_model_is_ready(modules: Any) -> No
     assert graphs() == compiled
 
 
-def test_each_number_of_rows_is_compiled_for_itself_where_none_may_vary(
-    modules: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_static_batch_sizes_are_compiled_separately(modules: Any, caplog: pytest.LogCaptureFixture) -> None:
     options = '{"backend": "eager", "fullgraph": true, "dynamic": false}'
     instance = modules.load(TANH, CONFIG, torch_compile=options)
     instance.warm_up()
@@ -235,7 +233,7 @@ for os.environ["HEADRACE_CACHE"] in sys.argv[3:]:
     ],
     ids=["compiler", "caches"],
 )
-def test_what_compiling_needs_is_named(
+def test_missing_requirements_are_named(
     modules: Any, tmp_path: Path, path: str, caches: list[str], problems: list[str]
 ) -> None:
     """In another process: PyTorch searches for a compiler once."""

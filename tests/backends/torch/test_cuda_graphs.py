@@ -132,9 +132,7 @@ def test_several_results_are_cut_and_a_dictionary_is_taken(monkeypatch: pytest.M
         (lambda x: 1 / 0, "of 64 rows cannot be captured: .*division by zero"),
     ],
 )
-def test_a_model_that_cannot_be_captured_is_refused_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, run: Any, problem: str
-) -> None:
+def test_a_model_without_graphs_is_refused_with_reason(monkeypatch: pytest.MonkeyPatch, run: Any, problem: str) -> None:
     with pytest.raises(LoadError, match=problem) as found:
         captured(monkeypatch, run=run)
     assert "leave 'graphs' out" in found.value.message
@@ -168,8 +166,6 @@ def test_a_model_on_the_cpu_is_served_without(scripts: Any, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_modes_of_torch_compile_with_graphs_of_their_own_are_refused(
-    monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_modes_of_torch_compile_with_graphs_are_refused(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     with pytest.raises(LoadError, match=f"mode '{mode}' of parameter .* captures graphs itself"):
         captured(monkeypatch, torch_compile=f'{{"mode": "{mode}"}}')

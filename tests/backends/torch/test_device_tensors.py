@@ -123,9 +123,7 @@ def test_the_kit_accepts_it(copies: list[Any], write_script: Any, tmp_path: Path
     kit.test_tensors_on_a_device_are_read_like_arrays(Example(tmp_path, {"x": X}, {"y__0": X * 2}))
 
 
-def test_a_cuda_region_is_read_and_written_where_it_lies(
-    copies: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cuda_region_is_used_in_place(copies: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client, cuda_memory = pytest.importorskip("tritonclient.http"), pytest.importorskip("headrace_shm.cuda_memory")
     from tests.extensions.shm.played_driver import PlayedDriver
 

@@ -319,9 +319,7 @@ def test_the_error_of_code_has_its_line_and_the_code_is_removed(modules: Any, co
         ("()", "expects output 0, the model gives 0 outputs"),
     ],
 )
-def test_a_failure_has_the_error_and_its_line_and_the_next_call_succeeds(
-    modules: Any, result: str, message: str
-) -> None:
+def test_a_failure_has_its_line_and_the_next_call_succeeds(modules: Any, result: str, message: str) -> None:
     code = forward("self, x", f"x if len(x) == 2 else {result}")
     instance = modules.load(code, X % "x" + Y % "y")
     with pytest.raises(BackendError, match=message):

@@ -97,9 +97,7 @@ def reasons(server: Server) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_failing_model_does_not_affect_the_others(
-    modules: Any, write_scale: Callable[..., Path], isolation: str
-) -> None:
+def test_a_failing_model_affects_no_other(modules: Any, write_scale: Callable[..., Path], isolation: str) -> None:
     where = parameter("isolation", isolation)
     write_scale("sound")
     initial = "class Net(torch.nn.Module):\n    def __init__(self):\n        {}\n"
@@ -138,7 +136,7 @@ def test_a_model_that_forks_and_prints_in_a_process_is_served(modules: Any) -> N
         np.testing.assert_array_equal(server.infer("m", {"x": ROWS}).outputs["y"], ROWS)
 
 
-def test_a_config_from_a_load_request_may_not_name_a_file_elsewhere_or_set_trust(
+def test_a_sent_config_may_not_name_files_elsewhere_or_set_trust(
     modules: Any, write_scale: Callable[..., Path]
 ) -> None:
     folder = write_scale("m")

@@ -176,9 +176,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("network", "make"), NETWORKS, ids=[each.__name__ for each, _ in NETWORKS])
 @pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed"])
-def test_networks_compute_the_results_of_pytorch(
-    programs: Any, network: type[torch.nn.Module], make: Any, decomposed: bool
-) -> None:
+def test_results_equal_pytorchs(programs: Any, network: type[torch.nn.Module], make: Any, decomposed: bool) -> None:
     torch.manual_seed(3)
     arguments = make(5)
     program = torch.export.export(network().eval(), arguments, dynamic_shapes=[{0: ROWS} for _ in arguments])

@@ -60,9 +60,7 @@ def with_name(size: int) -> Callable[[bytes], bytes]:
     return lambda content: content.replace(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch\n%s\n" % (b"A" * size))
 
 
-def test_weights_that_name_something_long_are_refused_at_once(
-    modules: Any, rewrite: Callable[[Path, Mapping[str, Any]], None]
-) -> None:
+def test_long_names_are_refused_at_once(modules: Any, rewrite: Callable[[Path, Mapping[str, Any]], None]) -> None:
     """PyTorch's words for it would take minutes, and hold the interpreter's lock."""
     folder = modules.write(MODULE)
     torch.save({"w": torch.ones(4)}, folder / "model.pt")

@@ -42,9 +42,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", SETTERS)
 @pytest.mark.parametrize("value", [True, False])
-def test_the_first_model_sets_how_torchscript_runs(
-    scripts: Any, name: str, value: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_model_sets_the_jit(scripts: Any, name: str, value: bool, caplog: pytest.LogCaptureFixture) -> None:
     scripts.load(torch.nn.ReLU(), CONFIG, **{name: value})
     assert value_of(name) is value
     scripts.load(None, CONFIG, **{name: value})

@@ -139,9 +139,7 @@ def run_by_pytorch(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED_FILES, ids=[each.__name__ for each, _ in REFUSED_FILES])
-def test_a_program_that_runs_code_is_not_loaded(
-    programs: Any, rewrite: Any, tmp_path: Path, make: Any, message: str
-) -> None:
+def test_a_program_with_code_is_refused(programs: Any, rewrite: Any, tmp_path: Path, make: Any, message: str) -> None:
     made = tmp_path / "made"
     path = programs.save(Network(), torch.from_numpy(X))
     rewrite(path, make(made))

@@ -63,9 +63,7 @@ def test_damage_anywhere_is_a_load_error_or_none(programs: Any, path: Path, plac
         programs.load()
 
 
-def test_the_error_for_torchscript_has_the_file_name_to_use(
-    programs: Any, path: Path, write_script: Callable[..., Path]
-) -> None:
+def test_the_error_for_torchscript_has_a_hint(programs: Any, path: Path, write_script: Callable[..., Path]) -> None:
     write_script(Doubled(), path)
     refused(programs, "is TorchScript: call it model.pt")
 
@@ -148,7 +146,7 @@ def changed(change: Callable[[Any], None]) -> Callable[[bytes], bytes]:
         ("byteorder", b"big", "another byte order, big"),
     ],
 )
-def test_a_program_that_pytorch_did_not_write_is_refused(
+def test_an_invalid_program_is_refused(
     programs: Any, path: Path, rewrite: Any, name: str, change: Any, message: str
 ) -> None:
     rewrite(path, {name: change})

@@ -126,16 +126,14 @@ def opened(module: torch.nn.Module, path: Path, write_script: Callable[[torch.nn
 
 
 @pytest.mark.parametrize("kind", [ThroughView, Within, OnCondition, Assigned, Number, Listed])
-def test_what_a_module_changes_of_itself_is_found_wherever_it_stands(
+def test_all_changes_of_a_modules_state_are_found(
     kind: type[torch.nn.Module], tmp_path: Path, write_script: Any
 ) -> None:
     assert effects_of(torch, opened(kind(), tmp_path, write_script)).changes
 
 
 @pytest.mark.parametrize("module", [Net(), torch.nn.Linear(2, 2), torch.nn.TransformerEncoderLayer(4, 2)])
-def test_a_network_out_of_training_does_nothing_else(
-    module: torch.nn.Module, tmp_path: Path, write_script: Any
-) -> None:
+def test_a_network_in_evaluation_has_no_effects(module: torch.nn.Module, tmp_path: Path, write_script: Any) -> None:
     found = opened(module, tmp_path, write_script)
     assert effects_of(torch, found) == NONE
     before = {name: value.clone() for name, value in found.state_dict().items()}
@@ -157,7 +155,7 @@ def test_a_network_out_of_training_does_nothing_else(
         (Often, {"repeats": True}),
     ],
 )
-def test_each_effect_is_detected_alone(
+def test_each_effect_is_found(
     kind: type[torch.nn.Module], does: dict[str, bool], tmp_path: Path, write_script: Any
 ) -> None:
     found = effects_of(torch, opened(kind(), tmp_path, write_script))

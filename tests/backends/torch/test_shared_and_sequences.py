@@ -88,9 +88,7 @@ def test_instances_share_weights_by_default(save: Any, shared: bool | None, coun
 
 
 @pytest.mark.parametrize(("shared", "needs_lock"), [(None, True), (True, False)])
-def test_a_stateful_module_runs_in_one_instance_at_a_time_unless_configured(
-    save: Any, shared: bool | None, needs_lock: bool
-) -> None:
+def test_a_stateful_module_runs_in_one_instance_at_a_time(save: Any, shared: bool | None, needs_lock: bool) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
     inside = [0]
     most = [0]

@@ -85,7 +85,7 @@ def test_torchscript_has_compiled_before_the_first_request(scripts: Any, monkeyp
 @pytest.mark.parametrize(
     ("most", "shapes"), [(0, [(3, 8)] * 3), (1, [(1, 3, 8)] * 3), (4, [(1, 3, 8)] * 3 + [(4, 3, 8)])]
 )
-def test_no_more_rows_than_the_model_takes(
+def test_at_most_max_batch_size_rows_are_executed(
     scripts: Any, monkeypatch: pytest.MonkeyPatch, most: int, shapes: list[tuple[int, ...]]
 ) -> None:
     instance = scripts.load(Halved(), CONFIG.replace("size: 16", f"size: {most}"))
@@ -106,7 +106,7 @@ def test_what_drops_out_in_training_only_draws_nothing(programs: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [Counts(), Draws(), NeverForZeros()])
-def test_a_model_that_would_show_it_is_left_alone(
+def test_models_with_effects_are_skipped(
     scripts: Any, programs: Any, monkeypatch: pytest.MonkeyPatch, module: torch.nn.Module
 ) -> None:
     instances = [scripts.load(module, CONFIG)]

@@ -185,9 +185,7 @@ def test_torchscript_beside_code_is_refused(modules: Any, folder: Path, scripts:
         modules.load(None, CONFIG)
 
 
-def test_without_safetensors_the_error_has_the_install_command(
-    modules: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_names_missing_safetensors(modules: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(STATE, folder / "model.safetensors")
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(LoadError, match=r"run: pip install 'headrace-torch\[safetensors\]'"):

@@ -78,7 +78,7 @@ EVIL: Sequence[tuple[str, str, list[tuple[tarfile.TarInfo, bytes]]]] = [
 
 
 @pytest.mark.parametrize(("name", "reason", "members"), EVIL, ids=[f"{name}: {why}" for name, why, _ in EVIL])
-def test_an_evil_member_is_refused_by_name(
+def test_an_unsafe_member_is_refused_by_name(
     pack: Pack, tmp_path: Path, name: str, reason: str, members: list[tuple[tarfile.TarInfo, bytes]]
 ) -> None:
     archive = pack(file("good"), *members)
@@ -110,9 +110,7 @@ def test_a_whole_archive_is_unpacked_as_it_was(pack: Pack, tmp_path: Path) -> No
         assert (found.st_mode & 0o7777, found.st_mtime) == (0o755, 1_600_000_000)
 
 
-def test_a_bomb_is_refused_before_it_fills_the_disk(
-    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_bomb_is_refused(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "FREE_BYTES", 1 << 20)
     zeros = bytes(4 << 20)
     archive = pack(file("a", zeros[: 1 << 19]), file("bomb", zeros))

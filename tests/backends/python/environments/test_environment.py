@@ -41,7 +41,7 @@ def test_a_virtual_environment_is_used_where_it_is(virtual_environment: Path, tm
         run(found, "import headrace")
 
 
-def test_the_variables_are_those_that_activate_sets(
+def test_variables_are_those_of_activate(
     virtual_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -61,9 +61,7 @@ def test_the_directory_of_the_model_is_put_in(virtual_environment: Path, tmp_pat
     assert found.python == str(virtual_environment / "bin/python")
 
 
-def test_an_archive_is_unpacked_once_and_its_paths_corrected_once(
-    packed_environment: Path, tmp_path: Path, cache: Path
-) -> None:
+def test_an_archive_is_unpacked_and_corrected_once(packed_environment: Path, tmp_path: Path, cache: Path) -> None:
     found = find(str(packed_environment), tmp_path)
     root = Path(found.python).parents[1]
     assert run(found, "import colour, numpy; print(colour.NAME)") == "blue"
@@ -137,9 +135,7 @@ def test_a_config_that_was_sent_names_nothing_outside_the_model(tmp_path: Path, 
         find(setting, model, is_sent=True)
 
 
-def test_a_config_from_a_load_request_may_name_an_environment_of_the_model(
-    virtual_environment: Path, tmp_path: Path
-) -> None:
+def test_a_sent_config_may_name_an_environment_of_the_model(virtual_environment: Path, tmp_path: Path) -> None:
     shutil.copytree(virtual_environment, tmp_path / "env", symlinks=True)
     found = find("$$TRITON_MODEL_DIRECTORY/env", tmp_path, is_sent=True)
     assert found == find(str(tmp_path / "env"), tmp_path, is_sent=True) == find(str(tmp_path / "env"), tmp_path)

@@ -62,7 +62,7 @@ def test_what_is_required_is_installed_and_numpy_beside_it(
     assert say(other, "shape") == "round"
 
 
-def test_a_failure_logs_the_last_lines_of_pip_and_callers_do_not_get_them(
+def test_only_the_log_has_the_output_of_pip(
     model: Path, cache: Path, wheels: Wheels, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write(model / "requirements.txt", "no-such-thing==1\n")

@@ -103,9 +103,7 @@ def index(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("index")
-def test_requirements_beside_the_config_become_the_models_environment(
-    tmp_path: Path, cache: Path, serve: Serve
-) -> None:
+def test_requirements_beside_the_config_are_installed(tmp_path: Path, cache: Path, serve: Serve) -> None:
     code = WORD.replace("from colour import NAME", "from colorama import __name__ as NAME")
     write(tmp_path / "models/m", code, f'backend: "python" {parameter("$$TRITON_MODEL_DIRECTORY/requirements.txt")}')
     (tmp_path / "models/m/requirements.txt").write_text("colorama\n")
@@ -169,9 +167,7 @@ def test_a_python_based_backend_serves_every_model_of_its_name(based: Path, serv
     assert re.search(rf"\| factor +\| {re.escape(str(based))}/backends/factor +\| ", server.log)
 
 
-def test_a_backend_brings_the_environment_of_its_models(
-    based: Path, cache: Path, serve: Serve, packed_environment: Path
-) -> None:
+def test_a_backend_has_an_environment(based: Path, cache: Path, serve: Serve, packed_environment: Path) -> None:
     (based / "backends/factor/model.py").write_text(WORD)
     shutil.copy(packed_environment, based / "backends/factor/pb_exec_env_model.py.tar.gz")
     shutil.rmtree(based / "models/triple")
@@ -203,9 +199,7 @@ def test_check_prints_the_error_of_auto_complete_config(tmp_path: Path) -> None:
     assert "KeyError: 'lost'" in report["problems"][0]["message"]
 
 
-def test_the_completion_process_ends_with_a_killed_server(
-    tmp_path: Path, run_headrace: Serve, wait_until: Callable[..., None]
-) -> None:
+def test_completion_ends_with_the_server(tmp_path: Path, run_headrace: Serve, wait_until: Callable[..., None]) -> None:
     pid = tmp_path / "pid"
     body = (
         "import os, time\nclass TritonPythonModel:\n    def auto_complete_config(config):\n"
@@ -236,7 +230,7 @@ def test_a_runtime_that_is_no_file_of_the_backend_is_refused(based: Path, runtim
     assert any("Python model file not found in" in problem["message"] for problem in problems)
 
 
-def test_a_config_from_a_load_request_may_not_name_an_environment_elsewhere(
+def test_a_sent_config_may_not_name_other_environments(
     tmp_path: Path, virtual_environment: Path, run_headrace: Serve
 ) -> None:
     """A config in the repository may name the same path."""

@@ -245,9 +245,7 @@ def test_request_names_all_that_wait_for_it(runtime: Runtime, services: Function
     assert services.requests[0].callers == ("outer", "middle", "asker")
 
 
-def test_received_request_can_be_passed_on(
-    runtime: Runtime, services: FunctionServices, recorded: type[Recorded]
-) -> None:
+def test_a_request_can_be_passed_on(runtime: Runtime, services: FunctionServices, recorded: type[Recorded]) -> None:
     call = recorded({"x": np.array([4])}, model="double", outputs=("y",), callers=("outer",))
     request = pb_utils.InferenceRequest._received(call, runtime)
 

@@ -89,9 +89,7 @@ def test_error_codes_have_tritons_numbers() -> None:
         ({"parameters": {3: 1}}, pb_utils.TritonModelException, "Expect parameters keys to have type str"),
     ],
 )
-def test_argument_that_makes_no_response_is_refused(
-    arguments: dict[str, Any], kind: type[Exception], text: str
-) -> None:
+def test_an_invalid_argument_is_refused(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         pb_utils.InferenceResponse(**arguments)
 

@@ -91,7 +91,7 @@ def test_plain_model_has_one_response_and_may_end_it_again(recorded: type[Record
         (PLAIN, [FINAL], (None, FINAL), "Unable to send response. Response sender has been closed."),
     ],
 )
-def test_what_triton_refuses_is_refused(
+def test_invalid_sends_are_refused(
     runtime: Runtime, before: list[int], send: tuple[int | None, int], text: str, recorded: type[Recorded]
 ) -> None:
     call = recorded()

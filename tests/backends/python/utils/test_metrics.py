@@ -75,7 +75,7 @@ def test_equal_labels_are_one_metric(family: Callable[[int], pb_utils.MetricFami
         (GAUGE, {"buckets": [1.0]}, "Failed to create metric. Unexpected buckets found."),
     ],
 )
-def test_what_makes_no_metric_is_refused(
+def test_invalid_metrics_are_refused(
     family: Callable[[int], pb_utils.MetricFamily], kind: int, arguments: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(pb_utils.TritonModelException) as refusal:

@@ -113,7 +113,7 @@ def test_file_that_is_no_bytes_is_refused(services: FunctionServices) -> None:
 
 @pytest.mark.parametrize(("call", "text"), CALLS)
 @pytest.mark.parametrize("phase", [ModelPhase.COMPLETING, ModelPhase.FINALIZING])
-def test_not_before_and_not_after_the_models_life(
+def test_calls_outside_of_a_models_life_are_refused(
     runtime: Runtime, phase: ModelPhase, call: Callable[[], object], text: str
 ) -> None:
     runtime.phase = phase
