@@ -21,8 +21,8 @@ def items_of(files: Mapping[str, bytes]) -> list[Item]:
 
 
 def tar(items: Iterable[Item], kind: int = tarfile.PAX_FORMAT) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=kind) as archive:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=kind) as archive:
         for name, content, more in items:
             info = tarfile.TarInfo(name)
             info.type = tarfile.REGTYPE if content is not None else tarfile.DIRTYPE
@@ -30,7 +30,7 @@ def tar(items: Iterable[Item], kind: int = tarfile.PAX_FORMAT) -> bytes:
             for key, value in more.items():
                 setattr(info, key, value)
             archive.addfile(info, io.BytesIO(content or b""))
-    return made.getvalue()
+    return stream.getvalue()
 
 
 def tar_gz(items: Iterable[Item]) -> bytes:
@@ -42,8 +42,8 @@ def tar_zst(items: Iterable[Item]) -> bytes:
 
 
 def zipped(items: Iterable[Item]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, more in items:
             info = zipfile.ZipInfo(name if content is not None else f"{name}/")
             info.compress_type = zipfile.ZIP_DEFLATED
@@ -52,7 +52,7 @@ def zipped(items: Iterable[Item]) -> bytes:
             for key, value in more.items():
                 setattr(info, key, value)
             archive.writestr(info, content or b"")
-    return made.getvalue()
+    return stream.getvalue()
 
 
 PACKERS: dict[str, Callable[[Iterable[Item]], bytes]] = {

@@ -70,10 +70,10 @@ def test_a_name_outside_the_directory_is_refused(refusal: Refusal, suffix: str, 
 
 
 def test_a_name_that_is_no_utf_8_or_has_a_nul_is_refused(refusal: Refusal) -> None:
-    made = tar(items_of({"1/xxxx": b""}), tarfile.USTAR_FORMAT)
-    header = bytearray(made[:512].replace(b"1/xxxx", b"1/\xff\xfex/"))
+    archive_bytes = tar(items_of({"1/xxxx": b""}), tarfile.USTAR_FORMAT)
+    header = bytearray(archive_bytes[:512].replace(b"1/xxxx", b"1/\xff\xfex/"))
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
-    assert "is not UTF-8" in refusal(bytes(header) + made[512:])
+    assert "is not UTF-8" in refusal(bytes(header) + archive_bytes[512:])
     assert "it contains NUL" in refusal(zipped(items_of({"1/abcd": b""})).replace(b"1/abcd", b"1/a\0cd"), ".zip")
 
 
@@ -212,10 +212,10 @@ def test_a_directory_of_a_zip_takes_little_memory(refusal: Refusal) -> None:
 
 def test_a_zstd_window_is_bounded(refusal: Refusal) -> None:
     parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=29, enable_ldm=True)
-    made = io.BytesIO()
-    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(made, closefd=False) as writer:
+    archive_bytes = io.BytesIO()
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(archive_bytes, closefd=False) as writer:
         writer.write(tar(items_of({"1/w": b"w"})))
-    assert "it is damaged: " in refusal(made.getvalue(), ".tar.zst")
+    assert "it is damaged: " in refusal(archive_bytes.getvalue(), ".tar.zst")
 
 
 def test_a_sparse_file_is_refused(refusal: Refusal) -> None:
@@ -280,18 +280,18 @@ def test_a_zip_with_a_password_or_a_patch_is_refused(refusal: Refusal, flag: int
 
 
 def test_a_zip_of_another_method_or_version_or_without_names_is_refused(refusal: Refusal) -> None:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as archive:
+    archive_bytes = io.BytesIO()
+    with zipfile.ZipFile(archive_bytes, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("1/w", b"w")
-    assert "is compressed by method 14, expected 'stored' or 'deflated'" in refusal(made.getvalue(), ".zip")
+    assert "is compressed by method 14, expected 'stored' or 'deflated'" in refusal(archive_bytes.getvalue(), ".zip")
     content = bytearray(zipped(items_of({"1/w": b"w"})))
     content[content.index(b"PK\1\2") + 6] = 99  # the version that is needed to extract it
     assert refusal(bytes(content), ".zip").endswith("it is damaged: zip file version 9.9")
     name = zipped(items_of({"1/é": b"w"})).replace("é".encode(), b"\xff\xff")
     assert "it is damaged: 'utf-8' codec can't decode" in refusal(name, ".zip")
-    with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
+    with zipfile.ZipFile(archive_bytes := io.BytesIO(), "w") as archive:
         archive.writestr(zipfile.ZipInfo(""), b"w")
-    assert refusal(made.getvalue(), ".zip")
+    assert refusal(archive_bytes.getvalue(), ".zip")
 
 
 @pytest.mark.parametrize("suffix", PACKERS)

@@ -39,12 +39,12 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def encrypted(files: Mapping[str, bytes], line: bytes = KEY) -> dict[str, bytes]:
     """Return ``files`` as one run of ``headrace encrypt`` writes them."""
-    header, made = Header.create(line, "2026-11", new_package_id()), {}
+    header, encrypted_files = Header.create(line, "2026-11", new_package_id()), {}
     for path, content in files.items():
         target = io.BytesIO()
         encrypt(io.BytesIO(content), target, header, line, path)
-        made[f"{path}.enc"] = target.getvalue()
-    return made
+        encrypted_files[f"{path}.enc"] = target.getvalue()
+    return encrypted_files
 
 
 class TestDecrypt(AgentConformance):
@@ -54,9 +54,9 @@ class TestDecrypt(AgentConformance):
         return encrypted(files), {"key_env": "MODEL_KEYS"}
 
     def damage(self, files: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
-        made = encrypted(files)
-        made["2/weights.enc"] = made["2/weights.enc"][:-1]
-        return made, {"key_env": "MODEL_KEYS"}
+        encrypted_files = encrypted(files)
+        encrypted_files["2/weights.enc"] = encrypted_files["2/weights.enc"][:-1]
+        return encrypted_files, {"key_env": "MODEL_KEYS"}
 
     def wrong_parameters(self) -> Mapping[str, str]:
         return {"key_file": "keys-of-the-model"}

@@ -217,7 +217,10 @@ def test_a_plain_record_is_easy_to_read() -> None:
         "duration_us": 5000, "peer": "192.0.2.1", "model": "m", "version": "1", "request_id": "r7", "request_bytes": 8,
         "response_bytes": 8, "responses": 1, "queue_us": 1000, "compute_us": 2000, "trace_id": TRACE,
     }  # fmt: skip
-    assert (TextLines.note(3), json.loads(JsonLines.note(3))) == ("# 3 records were dropped\n", {"dropped": 3})
+    assert (TextLines.dropped_line(3), json.loads(JsonLines.dropped_line(3))) == (
+        "# 3 records were dropped\n",
+        {"dropped": 3},
+    )
 
 
 def test_a_record_of_core_equals_that_of_an_operation() -> None:

@@ -260,9 +260,9 @@ def test_two_servers_of_one_process_have_separate_logs(tmp_path: Path) -> None:
 
 def test_an_allowance_is_a_rate_with_a_burst() -> None:
     allowance, now = LineAllowance(10), monotonic_ns()
-    assert sum(allowance.take(now) for _ in range(1000)) == 101
-    assert sum(allowance.take(now + 1_000_000_000) for _ in range(1000)) == 10
-    assert not any(LineAllowance(0).take(now + each) for each in range(100))
+    assert sum(allowance.allows(now) for _ in range(1000)) == 101
+    assert sum(allowance.allows(now + 1_000_000_000) for _ in range(1000)) == 10
+    assert not any(LineAllowance(0).allows(now + each) for each in range(100))
 
 
 @pytest.fixture

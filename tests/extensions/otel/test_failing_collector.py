@@ -200,7 +200,7 @@ def test_dropped_records_are_counted() -> None:
     for number in range(MAX_WAITING + 7):
         queue.add((number,))
     assert queue.dropped == 7
-    assert queue.take(2) == [(0,), (1,)]
+    assert queue.pop(2) == [(0,), (1,)]
 
 
 def test_lines_of_the_exporter_are_not_sent() -> None:
@@ -209,7 +209,7 @@ def test_lines_of_the_exporter_are_not_sent() -> None:
     for name in ("headrace_otel.delivery", "headrace"):
         LogLines(queue).add(logging.makeLogRecord({"name": name, "msg": "%d", "args": (1,)}))
     LogLines(queue).add(logging.makeLogRecord({"name": "headrace", "msg": "%d", "args": ("wrong",)}))
-    assert [record[2] for record in queue.take(9)] == ["headrace"]
+    assert [record[2] for record in queue.pop(9)] == ["headrace"]
     assert queue.dropped == 1
 
 
@@ -220,7 +220,7 @@ def test_an_error_has_its_traceback_and_no_references() -> None:
     except KeyError as error:
         raised = type(error), error, error.__traceback__
     LogLines(queue).add(logging.makeLogRecord({"name": "m", "msg": "x" * 99_999, "exc_info": raised, "model": "m1"}))
-    [line] = queue.take(1)
+    [line] = queue.pop(1)
     attributes = dict(line[4])
     assert attributes["exception.type"] == "KeyError"
     assert "Traceback (most recent call last)" in attributes["exception.stacktrace"]
@@ -235,7 +235,7 @@ def test_a_line_in_a_span_has_its_ids() -> None:
     for span in (NonRecordingSpan(context), INVALID_SPAN):
         with use_span(span):
             LogLines(queue).add(logging.makeLogRecord({"name": "m", "levelno": 20, "msg": "in a span"}))
-    message = ExportLogsServiceRequest.FromString(write_records(queue.take(2), Resource()))  # type: ignore[arg-type]
+    message = ExportLogsServiceRequest.FromString(write_records(queue.pop(2), Resource()))  # type: ignore[arg-type]
     inside, outside = message.resource_logs[0].scope_logs[0].log_records
     assert (inside.trace_id.hex(), inside.span_id.hex()) == ("00a7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
     assert (outside.trace_id, outside.span_id) == (b"", b"")

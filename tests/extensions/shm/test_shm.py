@@ -405,14 +405,14 @@ def test_links_and_what_is_no_segment_are_not_opened(
     secret.write_bytes(b"secret" * 1000)
     key = f"headrace_test_{os.getpid()}"
     root = Path("/dev/shm")
-    made = [root / f"{key}_{kind}" for kind in ("link", "pipe", "folder", "socket")]
+    special_files = [root / f"{key}_{kind}" for kind in ("link", "pipe", "folder", "socket")]
     listener = socket.socket(socket.AF_UNIX)
     try:
-        made[0].symlink_to(secret)
-        os.mkfifo(made[1])
-        made[2].mkdir()
-        listener.bind(str(made[3]))
-        names = [path.name for path in made]
+        special_files[0].symlink_to(secret)
+        os.mkfifo(special_files[1])
+        special_files[2].mkdir()
+        listener.bind(str(special_files[3]))
+        names = [path.name for path in special_files]
         for name in [
             *names,
             f"{names[2]}/x",
@@ -433,9 +433,9 @@ def test_links_and_what_is_no_segment_are_not_opened(
         assert status(server.http) == []
     finally:
         listener.close()
-        for path in made[:2] + made[3:]:
+        for path in special_files[:2] + special_files[3:]:
             path.unlink(missing_ok=True)
-        made[2].rmdir()
+        special_files[2].rmdir()
 
 
 def test_an_operator_names_the_segments_that_clients_may_use(serve: Callable[..., Headrace], repository: Path) -> None:

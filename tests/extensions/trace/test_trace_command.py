@@ -29,7 +29,7 @@ def run(*words: str) -> int:
     return command.run(command.parse(list(words)))
 
 
-def made(path: Path, calls: list[tuple[int, int, str, dict[str, int]]]) -> Path:
+def write_trace(path: Path, calls: list[tuple[int, int, str, dict[str, int]]]) -> Path:
     """Write a file with calls: id, parent, model, and microseconds of each event."""
     records: list[Any] = []
     for number, parent, model, events in calls:
@@ -57,7 +57,7 @@ def test_a_summary_has_the_mean_of_each_step_and_the_slowest_request_is_drawn(
 ) -> None:
     faster = [(number + 3, parent and 4, model, {name: at // 2 for name, at in events.items()})
               for number, parent, model, events in ENSEMBLE]  # fmt: skip
-    assert run(str(made(tmp_path / "t.json", [*ENSEMBLE, *faster]))) == 0
+    assert run(str(write_trace(tmp_path / "t.json", [*ENSEMBLE, *faster]))) == 0
     lines = capsys.readouterr().out.splitlines()
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
     assert table == [
@@ -88,7 +88,7 @@ def test_a_request_is_selected_by_id_and_model(capsys: pytest.CaptureFixture[str
 
 
 def test_the_drawing_is_an_svg_document_with_a_bar_for_each_row(tmp_path: Path) -> None:
-    (root,) = read_traces(str(made(tmp_path / "t.json", [(1, 0, "<a&b>", ENSEMBLE[0][3]), *ENSEMBLE[1:]])))
+    (root,) = read_traces(str(write_trace(tmp_path / "t.json", [(1, 0, "<a&b>", ENSEMBLE[0][3]), *ENSEMBLE[1:]])))
     document = ElementTree.fromstring(as_svg(root))
     bars = [each for each in document.iter() if each.tag.endswith("rect")][1:]
     assert len(bars) == len(rows(root)) == 11
@@ -144,17 +144,17 @@ def test_a_malformed_file_is_refused_with_the_reason(
 def test_cycles_and_deep_nesting_terminate(tmp_path: Path) -> None:
     events = {"REQUEST_START": 1, "REQUEST_END": 2}
     circle = [(1, 2, "a", events), (2, 1, "b", events), (3, 3, "c", events)]
-    roots = read_traces(str(made(tmp_path / "circle.json", circle)))
+    roots = read_traces(str(write_trace(tmp_path / "circle.json", circle)))
     assert [root.id for root in roots] == [1, 3]
     deep = [(number, number - 1, "m", events) for number in range(1, 3000)]
-    (root,) = read_traces(str(made(tmp_path / "deep.json", deep)))
+    (root,) = read_traces(str(write_trace(tmp_path / "deep.json", deep)))
     assert len(rows(root)) == MAX_ROWS
     assert len(as_text(root).splitlines()) == MAX_ROWS + 1
     assert run(str(tmp_path / "deep.json")) == 0
 
 
 def test_terminal_codes_in_a_file_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = made(tmp_path / "t.json", [(1, 0, "a\x1b[31m\n", {"REQUEST_START": 1, "REQUEST_END": 2})])
+    path = write_trace(tmp_path / "t.json", [(1, 0, "a\x1b[31m\n", {"REQUEST_START": 1, "REQUEST_END": 2})])
     assert run(str(path)) == 0
     assert "\x1b" not in capsys.readouterr().out
 

@@ -49,15 +49,15 @@ def keys(*words: str, stdin: str = "") -> Ended:
 
 def make(path: Path, **rules: Any) -> dict[str, str]:
     """Write an access file. Return the key of each principal."""
-    made: dict[str, str] = {}
+    keys_by_name: dict[str, str] = {}
     principals: dict[str, Any] = {}
     taken: set[str] = set()
     for name, allow in rules.items():
-        made[name], key_id, digest = new_key(taken)
+        keys_by_name[name], key_id, digest = new_key(taken)
         taken.add(key_id)
         principals[name] = {"keys": {key_id: {"sha256": digest}}, "allow": allow}
     path.write_text(json.dumps({"principals": principals}))
-    return made
+    return keys_by_name
 
 
 def extend(path: Path, **members: Any) -> None:

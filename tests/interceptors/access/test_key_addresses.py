@@ -69,14 +69,14 @@ def sends(content: bytes, status: int = 200, **headers: str) -> Callable[[BaseHT
 
 @pytest.fixture
 def issuer() -> Iterator[Issuer]:
-    made = Issuer()
-    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    issuer = Issuer()
+    thread = threading.Thread(target=issuer.server.serve_forever, args=(0.01,))
     thread.start()
-    yield made
-    made.free.set()
-    made.server.shutdown()
+    yield issuer
+    issuer.free.set()
+    issuer.server.shutdown()
     thread.join()
-    made.server.server_close()
+    issuer.server.server_close()
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from headrace_on_demand.model_state import ModelState
 
 
 def state(name: str, used: int, *needed: str) -> ModelState:
-    made = ModelState(name, lambda: None)
-    made.used_ns, made.needed = used, needed
-    return made
+    state = ModelState(name, lambda: None)
+    state.used_ns, state.needed = used, needed
+    return state
 
 
 def residents(*states: ModelState) -> dict[str, ModelState]:
@@ -23,9 +23,9 @@ def residents(*states: ModelState) -> dict[str, ModelState]:
 
 
 def budget(limit: int, **charges: int) -> MemoryBudget:
-    made = MemoryBudget({"host": limit})
-    made.charges = {name: {"host": size} for name, size in charges.items()}
-    return made
+    memory = MemoryBudget({"host": limit})
+    memory.charges = {name: {"host": size} for name, size in charges.items()}
+    return memory
 
 
 def names(victims: list[ModelState] | None) -> list[str] | None:
@@ -37,24 +37,24 @@ def any_model(each: ModelState) -> bool:
 
 
 def test_the_least_recently_used_are_evicted_first_and_no_more_than_needed() -> None:
-    made = budget(100, a=40, b=30, c=30)
+    memory = budget(100, a=40, b=30, c=30)
     known = residents(state("a", 2), state("b", 1), state("c", 3))
-    assert names(made.victims([{"host": 10}], known, (), (), any_model)) == ["b"]
-    assert names(made.victims([{"host": 35}], known, (), (), any_model)) == ["a"]  # b alone is not enough, a is
-    assert names(made.victims([{"host": 60}], known, (), (), any_model)) == ["b", "a"]
-    assert names(made.victims([{"host": 100}], known, (), (), any_model)) == ["b", "a", "c"]
+    assert names(memory.victims([{"host": 10}], known, (), (), any_model)) == ["b"]
+    assert names(memory.victims([{"host": 35}], known, (), (), any_model)) == ["a"]  # b alone is not enough, a is
+    assert names(memory.victims([{"host": 60}], known, (), (), any_model)) == ["b", "a"]
+    assert names(memory.victims([{"host": 100}], known, (), (), any_model)) == ["b", "a", "c"]
 
 
 def test_nothing_is_evicted_if_it_would_not_help() -> None:
-    made = budget(100, a=40, busy=60)
+    memory = budget(100, a=40, busy=60)
     known = residents(state("a", 1), state("busy", 2))
-    assert made.victims([{"host": 50}], known, (), (), lambda each: each.name != "busy") is None
-    assert made.victims([{"host": 50}], known, ["busy"], (), any_model) is None
+    assert memory.victims([{"host": 50}], known, (), (), lambda each: each.name != "busy") is None
+    assert memory.victims([{"host": 50}], known, ["busy"], (), any_model) is None
 
 
 def test_evictions_in_progress_count() -> None:
-    made = budget(100, a=40, eviction=60)
-    assert names(made.victims([{"host": 60}], residents(state("a", 1)), (), ["eviction"], any_model)) == []
+    memory = budget(100, a=40, eviction=60)
+    assert names(memory.victims([{"host": 60}], residents(state("a", 1)), (), ["eviction"], any_model)) == []
 
 
 @pytest.mark.parametrize(
@@ -63,44 +63,44 @@ def test_evictions_in_progress_count() -> None:
 def test_a_step_is_evicted_only_after_its_ensembles(
     is_evictable: Callable[[ModelState], bool], expected: list[str] | None
 ) -> None:
-    made = budget(100, ensemble=0, step=90)
+    memory = budget(100, ensemble=0, step=90)
     known = residents(state("step", 1), state("ensemble", 2, "step"))
-    assert names(made.victims([{"host": 50}], known, (), (), is_evictable)) == expected
+    assert names(memory.victims([{"host": 50}], known, (), (), is_evictable)) == expected
 
 
 def test_each_device_has_its_own_budget() -> None:
-    made = MemoryBudget({"host": 100, "gpu 0": 50})
-    made.charges = {"a": {"host": 10, "gpu 0": 50}, "b": {"host": 90}}
+    memory = MemoryBudget({"host": 100, "gpu 0": 50})
+    memory.charges = {"a": {"host": 10, "gpu 0": 50}, "b": {"host": 90}}
     known = residents(state("b", 1), state("a", 2))
-    assert names(made.victims([{"gpu 0": 10}], known, (), (), any_model)) == ["a"]
-    assert made.why_impossible({"c": {"gpu 0": 51}}) == (
+    assert names(memory.victims([{"gpu 0": 10}], known, (), (), any_model)) == ["a"]
+    assert memory.why_impossible({"c": {"gpu 0": 51}}) == (
         "it needs 51 bytes on gpu 0, and all models together may use 50 bytes (--on-demand-gpu-memory)"
     )
-    assert made.why_impossible({"c": {"host": 60}, "d": {"host": 60}}) == (
+    assert memory.why_impossible({"c": {"host": 60}, "d": {"host": 60}}) == (
         "it needs 120 bytes on host (c: 60 bytes, d: 60 bytes), and all models together may use 100 bytes "
         "(--on-demand-memory)"
     )
-    assert made.why_impossible({"c": {"host": 100, "gpu 0": 50}}) == ""
+    assert memory.why_impossible({"c": {"host": 100, "gpu 0": 50}}) == ""
 
 
 def test_random_models_always_fit_after_their_victims() -> None:
     draw = random.Random(1)
     for _ in range(300):
-        made = MemoryBudget({"host": 100})
+        memory = MemoryBudget({"host": 100})
         known: dict[str, ModelState] = {}
-        while made.used("host") < 80:
+        while memory.used("host") < 80:
             name = f"m{len(known)}"
             needed = draw.sample(sorted(known), min(len(known), draw.choice((0, 0, 1, 2))))
             known[name] = state(name, draw.randrange(1000), *needed)
-            made.charges[name] = {"host": draw.randrange(1, 20)}
+            memory.charges[name] = {"host": draw.randrange(1, 20)}
         pinned = {name for name in known if draw.random() < 0.2}
         need = draw.randrange(1, 101)
-        chosen = made.victims([{"host": need}], known, (), (), lambda each: each.name not in pinned)  # noqa: B023
+        chosen = memory.victims([{"host": need}], known, (), (), lambda each: each.name not in pinned)  # noqa: B023
         if chosen is None:
             continue
         evicted = {each.name for each in chosen}
         assert not evicted & pinned
-        assert made.used("host") - sum(made.charges[name]["host"] for name in evicted) + need <= 100
+        assert memory.used("host") - sum(memory.charges[name]["host"] for name in evicted) + need <= 100
         for position, each in enumerate(chosen):  # its dependents are evicted before it
             above = {other.name for other in known.values() if each.name in other.needed}
             assert above <= {before.name for before in chosen[:position]}
@@ -108,9 +108,9 @@ def test_random_models_always_fit_after_their_victims() -> None:
 
 def test_thousands_of_busy_models_block_the_event_loop_for_milliseconds() -> None:
     count = 5000
-    made = budget(count, **{f"m{number}": 1 for number in range(count)})
+    memory = budget(count, **{f"m{number}": 1 for number in range(count)})
     known = residents(*(state(f"m{number}", number) for number in range(count)))
     began_s = monotonic()
-    assert made.victims([{"host": 1}], known, (), (), lambda each: False) is None
-    assert len(made.victims([{"host": count // 2}], known, (), (), any_model) or ()) == count // 2
+    assert memory.victims([{"host": 1}], known, (), (), lambda each: False) is None
+    assert len(memory.victims([{"host": count // 2}], known, (), (), any_model) or ()) == count // 2
     assert monotonic() - began_s < 1  # not quadratic, which takes 10 s

@@ -30,12 +30,12 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1
 OVER = Outcome(None, 0, 0)
 
 
-def in_flight(made: Quotas) -> int:
+def in_flight(quotas: Quotas) -> int:
     """Return all requests in flight. Three counters must agree."""
     counts = [
-        sum(each.account.in_flight for each in made.table.tenants.values()),
-        sum(each.in_flight for each in made.table.uses.values()),
-        sum(each.in_flight + each.waiting for each in made.table.gates.values()),
+        sum(each.account.in_flight for each in quotas.table.tenants.values()),
+        sum(each.in_flight for each in quotas.table.uses.values()),
+        sum(each.in_flight + each.waiting for each in quotas.table.gates.values()),
     ]
     assert len(set(counts)) == 1, counts
     return counts[0]
@@ -66,14 +66,14 @@ class Limited:
 
     def __init__(self, **options: Any) -> None:
         self.now_s = 1000.0
-        self.made = Quotas(ServerOptions(plugin_options=[QuotaOptions(**options)]), lambda: self.now_s)
+        self.quotas = Quotas(ServerOptions(plugin_options=[QuotaOptions(**options)]), lambda: self.now_s)
 
     def ask(self, peer: str = "192.0.2.1", principal: str = "", count: int = 1) -> list[Caller]:
         """Ask ``count`` inferences, each of which must be admitted."""
         callers = []
         for _ in range(count):
             callers.append(Caller("http", peer, principal=principal))
-            watch = self.made.admit(callers[-1], Operation.INFER, "m")
+            watch = self.quotas.admit(callers[-1], Operation.INFER, "m")
             assert isinstance(watch, Watch)
             callers[-1].watch(watch)
         return callers
@@ -169,23 +169,23 @@ def test_each_caller_has_its_own_quota_and_a_principal_one_from_any_address() ->
     ],
 )
 def test_only_inferences_from_outside_count(operation: Any, transport: str, is_counted: bool) -> None:
-    made = Limited(in_flight=1).made
-    assert isinstance(made.admit(Caller(transport, "192.0.2.1"), operation, ""), Watch) is is_counted
+    quotas = Limited(in_flight=1).quotas
+    assert isinstance(quotas.admit(Caller(transport, "192.0.2.1"), operation, ""), Watch) is is_counted
 
 
 def test_a_request_on_a_stream_counts_and_a_nested_one_does_not() -> None:
     for operation, refused in ((Operation.OPEN_STREAM, True), (ExtensionOperation("chat"), False)):
-        made = Limited(in_flight=1).made
+        quotas = Limited(in_flight=1).quotas
         outer = Caller("grpc", "192.0.2.1")
         outer.operation = operation
-        verdict = made.admit(outer, operation, "")
+        verdict = quotas.admit(outer, operation, "")
         assert isinstance(verdict, Watch) is not refused
-        inner = made.admit(outer.for_another_operation(), Operation.INFER, "m")
+        inner = quotas.admit(outer.for_another_operation(), Operation.INFER, "m")
         assert isinstance(inner, Watch)
         for watch in (inner, verdict):
             if isinstance(watch, Watch):
                 watch.ended(OVER)
-        assert in_flight(made) == 0
+        assert in_flight(quotas) == 0
 
 
 def test_only_callers_with_an_unused_quota_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,13 +195,13 @@ def test_only_callers_with_an_unused_quota_are_removed(monkeypatch: pytest.Monke
         limited.now_s += 0.1
         for caller in limited.ask(f"peer {number}"):
             caller.end()
-    assert len(limited.made.table.uses) <= 14  # the ten that are kept, and some of the last second
+    assert len(limited.quotas.table.uses) <= 14  # the ten that are kept, and some of the last second
     (busy,) = limited.ask("busy")
     limited.now_s += 1e6
     for number in range(1000):
         limited.ask(f"other {number}")
-    assert (("busy",), "m") in limited.made.table.uses
-    assert len(limited.made.table.tenants) == len(limited.made.table.uses)
+    assert (("busy",), "m") in limited.quotas.table.uses
+    assert len(limited.quotas.table.tenants) == len(limited.quotas.table.uses)
     busy.end()
 
 
@@ -212,9 +212,9 @@ def test_a_flood_of_new_callers_is_bounded_although_none_is_unused(monkeypatch: 
     (busy,) = limited.ask("busy")
     for number in range(500):
         limited.ask(f"peer {number}")[0].end()
-    assert len(limited.made.table.uses) <= 51
-    assert limited.made.table.tenants.keys() == {key for key, _ in limited.made.table.uses}
-    assert (("busy",), "m") in limited.made.table.uses
+    assert len(limited.quotas.table.uses) <= 51
+    assert limited.quotas.table.tenants.keys() == {key for key, _ in limited.quotas.table.uses}
+    assert (("busy",), "m") in limited.quotas.table.uses
     busy.end()
 
 
@@ -244,8 +244,8 @@ class Filed(Limited):
         self.path = folder / "quotas.json"
         self.path.write_text(json.dumps(document))
         options = ServerOptions(plugin_options=[QuotaOptions(file=str(self.path))], workers=workers)
-        self.made = Quotas(options, lambda: self.now_s)
-        self.made._is_ticking = True  # there is no event loop
+        self.quotas = Quotas(options, lambda: self.now_s)
+        self.quotas._is_ticking = True  # there is no event loop
 
     def ask(  # type: ignore[override]
         self, principal: str = "alice", model: str = "m", size: int = 0, count: int = 1, peer: str = "192.0.2.1"
@@ -253,7 +253,7 @@ class Filed(Limited):
         callers = []
         for _ in range(count):
             callers.append(Caller("http", peer, principal=principal, body_bytes=size))
-            watch = self.made.admit(callers[-1], Operation.INFER, model)
+            watch = self.quotas.admit(callers[-1], Operation.INFER, model)
             assert isinstance(watch, Watch)
             callers[-1].watch(watch)
         return callers
@@ -332,7 +332,7 @@ def test_a_changed_file_applies_to_known_callers_and_keeps_their_use(tmp_path: P
     callers = filed.ask(count=6)
     book = {"defaults": {"requests_per_second": 2, "burst": 8, "in_flight": 8, "models": {"m": {"in_flight": 7}}}}
     filed.path.write_text(json.dumps(book))
-    asyncio.run(filed.made._follow(QuotaBook.read(filed.path)))
+    asyncio.run(filed.quotas._follow(QuotaBook.read(filed.path)))
     filed.ask()  # of eight at once, six are used
     assert "with model 'm' has 7 inferences" in filed.refuses().message
     filed.ask(model="n")
@@ -344,13 +344,13 @@ def test_a_changed_file_applies_to_known_callers_and_keeps_their_use(tmp_path: P
 
 def test_a_caller_that_retries_gets_delayed_refusals() -> None:
     async def ask() -> tuple[int, float]:
-        made = Quotas(ServerOptions(plugin_options=[QuotaOptions(rate=0.001, burst=1)]))
+        quotas = Quotas(ServerOptions(plugin_options=[QuotaOptions(rate=0.001, burst=1)]))
         loop, prompt, late = asyncio.get_running_loop(), 0, []
         began = loop.time()
-        made.admit(Caller("http", "192.0.2.1"), Operation.INFER, "m")
+        quotas.admit(Caller("http", "192.0.2.1"), Operation.INFER, "m")
         for _ in range(40):
             try:
-                verdict = made.admit(Caller("http", "192.0.2.1"), Operation.INFER, "m")
+                verdict = quotas.admit(Caller("http", "192.0.2.1"), Operation.INFER, "m")
                 assert isinstance(verdict, asyncio.Future)
                 late.append(verdict)
             except ResourceExhausted:
@@ -359,9 +359,9 @@ def test_a_caller_that_retries_gets_delayed_refusals() -> None:
         with pytest.raises(ResourceExhausted, match="may ask"):
             await late[0]
         took_s = loop.time() - began
-        made.admit(Caller("http", "192.0.2.2"), Operation.INFER, "m")
+        quotas.admit(Caller("http", "192.0.2.2"), Operation.INFER, "m")
         with pytest.raises(ResourceExhausted):  # of others, at once
-            made.admit(Caller("http", "192.0.2.2"), Operation.INFER, "m")
+            quotas.admit(Caller("http", "192.0.2.2"), Operation.INFER, "m")
         for each in late:
             each.cancel()
         return prompt, took_s

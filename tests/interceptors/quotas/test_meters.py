@@ -32,23 +32,23 @@ class QuotasUnderTest:
 
     def __init__(self, path: Path, by_meters: bool) -> None:
         self.now_s, self._by_meters = 1000.0, by_meters
-        self.made = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]), lambda: self.now_s)
-        self.made._is_ticking = True  # without an event loop
+        self.quotas = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]), lambda: self.now_s)
+        self.quotas._is_ticking = True  # without an event loop
         self.in_flight_ends: list[Callable[[], None]] = []
         self.begins = 0
 
     def ask(self, principal: str, model: str, size_bytes: int) -> str:
         """Return what becomes of an inference."""
-        use = self.made.table.uses.get((principal, model))
+        use = self.quotas.table.uses.get((principal, model))
         if use is not None:
             use.gate.metered_view = VIEW
-        if self._by_meters and use is not None and self.made.table.uses[principal, model].begin(VIEW, size_bytes):
+        if self._by_meters and use is not None and self.quotas.table.uses[principal, model].begin(VIEW, size_bytes):
             self.begins += 1
             self.in_flight_ends.append(use.end)
             return "admitted"
         caller = Caller("http", "192.0.2.1", principal=principal, body_bytes=size_bytes)
         try:
-            watch = self.made.admit(caller, Operation.INFER, model)
+            watch = self.quotas.admit(caller, Operation.INFER, model)
         except ResourceExhausted as error:
             return f"{error.message}, {error.retry_after_s}"
         assert isinstance(watch, Watch)
@@ -58,8 +58,8 @@ class QuotasUnderTest:
 
     def state(self) -> list[Any]:
         """Return what is counted: in flight, by account, and in the counters."""
-        found: list[Any] = [in_flight(self.made)]
-        for use in self.made.table.uses.values():
+        found: list[Any] = [in_flight(self.quotas)]
+        for use in self.quotas.table.uses.values():
             for account in (use.total, use.own):
                 if account is not None:
                     found += [account.in_flight, max(account.full_s, self.now_s)]
@@ -92,7 +92,7 @@ def test_a_meter_decides_and_counts_as_admission_does(seed: int, tmp_path: Path,
     for each in tested:
         while each.in_flight_ends:
             each.in_flight_ends.pop()()
-        assert in_flight(each.made) == 0
+        assert in_flight(each.quotas) == 0
 
 
 def test_take_back_undoes_begin(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_take_back_undoes_begin(tmp_path: Path) -> None:
     tested.ask("p", "m", 10)
     tested.ask("p", "m", 20)
     before = tested.state()
-    meter = tested.made.table.uses["p", "m"]
+    meter = tested.quotas.table.uses["p", "m"]
     for _ in range(5):
         assert meter.begin(VIEW, 30)
         assert tested.state() != before
@@ -115,7 +115,7 @@ def test_a_version_that_is_new_or_has_tokens_goes_through_admission(tmp_path: Pa
     path.write_text(json.dumps({"sharing": {"*": {}}}))
     tested = QuotasUnderTest(path, by_meters=False)
     tested.ask("p", "m", 10)
-    use, view = tested.made.table.uses["p", "m"], FakeView()
+    use, view = tested.quotas.table.uses["p", "m"], FakeView()
     for is_known, has_tokens in ((False, False), (True, True)):
         if is_known:
             use.gate.observe(view, has_tokens)  # type: ignore[arg-type]
@@ -145,11 +145,11 @@ def test_a_full_gate_passes_the_request_to_admission(tmp_path: Path) -> None:
     for principal in "pq":
         tested.ask(principal, "m", 10)
         tested.in_flight_ends.pop()()
-    uses = [tested.made.table.uses[principal, "m"] for principal in "pq"]
+    uses = [tested.quotas.table.uses[principal, "m"] for principal in "pq"]
     uses[0].gate.metered_view = VIEW
     assert [use.begin(VIEW, 1) for use in (*uses, *uses)] == [True, True, False, False]
     assert uses[0].finish > 0  # others use the model: each request has its cost
-    assert in_flight(tested.made) == 2
+    assert in_flight(tested.quotas) == 2
     uses[0].end()
     assert uses[1].begin(VIEW, 1)
 

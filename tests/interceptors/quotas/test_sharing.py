@@ -60,14 +60,14 @@ class Shared:
     def __init__(self, folder: Path, document: Any) -> None:
         path = folder / "quotas.json"
         path.write_text(json.dumps(document))
-        self.made = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]))
+        self.quotas = Quotas(ServerOptions(plugin_options=[QuotaOptions(file=str(path))]))
         self.served: list[str] = []
         self.callers: list[Caller] = []
 
     def ask(self, principal: str, size: int = 0, deadline_ns: int = 0) -> tuple[Caller, Awaitable[None] | None]:
         caller = Caller("http", principal=principal, deadline_ns=deadline_ns, body_bytes=size)
         caller.operation, caller.model = Operation.INFER, "m"
-        verdict = self.made.admit(caller, Operation.INFER, "m")
+        verdict = self.quotas.admit(caller, Operation.INFER, "m")
         if isinstance(verdict, Watch):
             caller.watch(verdict)
             self.go_in(caller)
@@ -90,8 +90,8 @@ class Shared:
         return self.served[before:]
 
     def counts(self) -> tuple[int, int, int, int]:
-        gate = self.made.table.gates["m"]
-        tenants, uses = self.made.table.tenants.values(), self.made.table.uses.values()
+        gate = self.quotas.table.gates["m"]
+        tenants, uses = self.quotas.table.tenants.values(), self.quotas.table.uses.values()
         return (
             gate.in_flight,
             gate.waiting,
@@ -112,11 +112,11 @@ def test_each_principal_gets_its_weight_of_the_model(shared: Callable[..., Share
     weights = {"heavy": 4, "middle": 2, "light": 0.5}
 
     async def ask() -> None:
-        made = shared(principals={name: {"weight": weight} for name, weight in weights.items()})
+        callers = shared(principals={name: {"weight": weight} for name, weight in weights.items()})
         for name in weights:
             for _ in range(130):
-                made.ask(name)
-        served = await made.serve(200)
+                callers.ask(name)
+        served = await callers.serve(200)
         for begin in range(0, 150, 7):
             for length in (13, 26, 50):
                 counts = Counter(served[begin : begin + length])
@@ -128,7 +128,7 @@ def test_each_principal_gets_its_weight_of_the_model(shared: Callable[..., Share
         counts = Counter(served[:195])  # the sum of the weights is 6.5
         assert abs(counts["heavy"] - 120) <= 1
         assert abs(counts["light"] - 15) <= 1
-        for caller in made.callers:
+        for caller in callers.callers:
             caller.end()
 
     asyncio.run(ask())
@@ -136,14 +136,14 @@ def test_each_principal_gets_its_weight_of_the_model(shared: Callable[..., Share
 
 def test_an_idle_principal_is_next_and_gets_no_credit(shared: Callable[..., Shared]) -> None:
     async def ask() -> None:
-        made = shared()
+        callers = shared()
         for _ in range(40):
-            made.ask("flood")
-        await made.serve(10)
+            callers.ask("flood")
+        await callers.serve(10)
         for _ in range(10):
-            made.ask("quiet")
-        assert await made.serve(1) == ["quiet"]
-        assert Counter(await made.serve(10)) == {"quiet": 5, "flood": 5}
+            callers.ask("quiet")
+        assert await callers.serve(1) == ["quiet"]
+        assert Counter(await callers.serve(10)) == {"quiet": 5, "flood": 5}
 
     asyncio.run(ask())
 
@@ -162,25 +162,25 @@ def test_requests_without_competition_cause_no_debt(shared: Callable[..., Shared
     """A request that declares a billion rows is not charged for them: it is refused after the gate."""
 
     async def ask() -> None:
-        made = shared()
+        callers = shared()
         view: Any = SimpleNamespace(name="m", version=1, max_batch_size=8, decoupled=False, outputs={}, inputs={})
         view.capacity, view.occupancy = lambda: 1, SimpleNamespace(last_ns=10_000_000)
         wide = InferRequest("m", {"x": Undecoded("FP32", (1_000_000_000, 1), memoryview(b""))})
         for _ in range(100):
-            caller, _ = made.ask("alice")
-            made.made.intercept(wide, view, caller)
-            await made.serve(1)
+            caller, _ = callers.ask("alice")
+            callers.quotas.intercept(wide, view, caller)
+            await callers.serve(1)
         for _ in range(20):
-            made.ask("alice")
-            made.ask("bob")
-        assert Counter(await made.serve(20)) == {"alice": 10, "bob": 10}
-        made.made.intercept(wide, view, made.callers[0])  # now it costs eight rows, because others wait
-        late = await made.serve(9)
+            callers.ask("alice")
+            callers.ask("bob")
+        assert Counter(await callers.serve(20)) == {"alice": 10, "bob": 10}
+        callers.quotas.intercept(wide, view, callers.callers[0])  # now it costs eight rows, because others wait
+        late = await callers.serve(9)
         assert 1 <= min(Counter(late).values()) <= 2
-        for caller in made.callers:
+        for caller in callers.callers:
             caller.end()
-        made.made._tick()
-        assert made.made.table.gates["m"].view is None  # a model that is unloaded can go
+        callers.quotas._tick()
+        assert callers.quotas.table.gates["m"].view is None  # a model that is unloaded can go
 
     asyncio.run(ask())
 
@@ -188,10 +188,10 @@ def test_requests_without_competition_cause_no_debt(shared: Callable[..., Shared
 @pytest.mark.parametrize("leaves", ["ends", "is cancelled", "both"])
 def test_a_caller_that_disconnects_while_it_waits_does_not_count(shared: Callable[..., Shared], leaves: str) -> None:
     async def ask() -> None:
-        made = shared()
-        first, _ = made.ask("alice")
-        waiting = [made.ask("alice") for _ in range(5)]
-        assert made.counts() == (1, 5, 6, 6)
+        callers = shared()
+        first, _ = callers.ask("alice")
+        waiting = [callers.ask("alice") for _ in range(5)]
+        assert callers.counts() == (1, 5, 6, 6)
         for caller, future in waiting[:4]:
             assert isinstance(future, asyncio.Future)
             if leaves != "ends":
@@ -199,40 +199,40 @@ def test_a_caller_that_disconnects_while_it_waits_does_not_count(shared: Callabl
             if leaves != "is cancelled":
                 caller.end()
         await asyncio.sleep(0)
-        assert made.counts() == (1, 1, 2, 2)
+        assert callers.counts() == (1, 1, 2, 2)
         first.end()
         await asyncio.sleep(0)
-        assert made.counts() == (1, 0, 1, 1)
+        assert callers.counts() == (1, 0, 1, 1)
         waiting[4][0].end()
-        assert made.counts() == (0, 0, 0, 0)
+        assert callers.counts() == (0, 0, 0, 0)
 
     asyncio.run(ask())
 
 
 def test_a_full_queue_refuses_the_principal_with_the_largest_load(shared: Callable[..., Shared]) -> None:
     async def ask() -> None:
-        made = shared({"max_waiting": 6, "max_waiting_bytes": 1000})
-        made.ask("flood")
-        flood = [made.ask("flood")[1] for _ in range(6)]
+        callers = shared({"max_waiting": 6, "max_waiting_bytes": 1000})
+        callers.ask("flood")
+        flood = [callers.ask("flood")[1] for _ in range(6)]
         with pytest.raises(ResourceExhausted) as raised:
-            made.ask("flood")
+            callers.ask("flood")
         assert raised.value.message == "6 requests wait for model 'm', which is the limit"
         assert raised.value.retry_after_s == 1
-        made.ask("quiet")  # takes the place of the newest one
+        callers.ask("quiet")  # takes the place of the newest one
         last = flood.pop()
         assert isinstance(last, asyncio.Future)
         with pytest.raises(ResourceExhausted):
             await last
-        assert made.counts()[1] == 6
+        assert callers.counts()[1] == 6
         for _ in range(2):
-            made.ask("quiet")
-        assert await made.serve(2) in (["quiet", "flood"], ["flood", "quiet"])
-        made.ask("large", size=900)
+            callers.ask("quiet")
+        assert await callers.serve(2) in (["quiet", "flood"], ["flood", "quiet"])
+        callers.ask("large", size=900)
         with pytest.raises(ResourceExhausted):
-            made.ask("large", size=101)
-        made.ask("small", size=101)  # it waits with less than the large one, which is refused
-        assert "large" not in await made.serve(6)
-        refused = made.made.counters.by_label
+            callers.ask("large", size=101)
+        callers.ask("small", size=101)  # it waits with less than the large one, which is refused
+        assert "large" not in await callers.serve(6)
+        refused = callers.quotas.counters.by_label
         assert {name: each.refused["queue_full"] for name, each in refused.items()} == {
             "flood": 4, "quiet": 0, "large": 2, "small": 0,
         }  # fmt: skip
@@ -242,11 +242,11 @@ def test_a_full_queue_refuses_the_principal_with_the_largest_load(shared: Callab
 
 def test_waiting_ends_at_its_limit_and_at_the_deadline(shared: Callable[..., Shared]) -> None:
     async def ask() -> None:
-        made = shared({"max_wait_seconds": 0.05})
-        made.ask("alice")
-        _, long = made.ask("alice")
-        deadline_ns = int((made.made._clock() + 0.01) * 1e9)
-        _, short = made.ask("alice", deadline_ns=deadline_ns)
+        callers = shared({"max_wait_seconds": 0.05})
+        callers.ask("alice")
+        _, long = callers.ask("alice")
+        deadline_ns = int((callers.quotas._clock() + 0.01) * 1e9)
+        _, short = callers.ask("alice", deadline_ns=deadline_ns)
         assert long is not None
         assert short is not None
         with pytest.raises(Unavailable, match=r"^Request timeout expired$"):
@@ -260,13 +260,13 @@ def test_waiting_ends_at_its_limit_and_at_the_deadline(shared: Callable[..., Sha
 def test_after_random_ends_every_count_is_zero(shared: Callable[..., Shared]) -> None:
     async def ask(seed: int) -> None:
         chance = random.Random(seed)
-        made = shared({"in_flight": chance.randrange(1, 4), "max_waiting": 12, "max_wait_seconds": 0.001})
+        callers = shared({"in_flight": chance.randrange(1, 4), "max_waiting": 12, "max_wait_seconds": 0.001})
         requests: list[tuple[Caller, Any]] = []
         for _ in range(300):
             what = chance.random()
             if what < 0.5:
                 with suppress(ResourceExhausted):
-                    requests.append(made.ask(chance.choice("abc"), chance.randrange(100)))
+                    requests.append(callers.ask(chance.choice("abc"), chance.randrange(100)))
             elif what < 0.9 and requests:
                 caller, future = requests.pop(chance.randrange(len(requests)))
                 if future is not None and chance.random() < 0.5:
@@ -278,15 +278,15 @@ def test_after_random_ends_every_count_is_zero(shared: Callable[..., Shared]) ->
                 await asyncio.sleep(0)
             else:
                 await asyncio.sleep(0.002)
-            gate = made.made.table.gates.get("m")
+            gate = callers.quotas.table.gates.get("m")
             assert gate is None or gate.in_flight <= gate.limit.now
         for caller, future in requests:
             if future is not None:
                 future.cancel()
             caller.end()
         await asyncio.sleep(0.002)
-        assert made.counts() == (0, 0, 0, 0)
-        assert not any(each.waiting for each in made.made.table.uses.values())
+        assert callers.counts() == (0, 0, 0, 0)
+        assert not any(each.waiting for each in callers.quotas.table.uses.values())
 
     for seed in range(10):
         asyncio.run(ask(seed))
@@ -404,15 +404,15 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Quotas
     keys = _write(folder, {"sharing": {"*": {"in_flight": 1}}}, "alice", "bob")
     with serving(folder, CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "20" } }') as (
         server,
-        made,
+        callers,
     ):
-        yield server, made, keys
+        yield server, callers, keys
 
 
 def tensor() -> grpc_client.InferInput:
-    made = grpc_client.InferInput("x", [1, 1], "FP32")
-    made.set_data_from_numpy(np.ones((1, 1), np.float32))
-    return made
+    callers = grpc_client.InferInput("x", [1, 1], "FP32")
+    callers.set_data_from_numpy(np.ones((1, 1), np.float32))
+    return callers
 
 
 def test_a_deadline_ends_the_wait_as_in_a_model_queue(busy: tuple[Any, Quotas, dict[str, str]]) -> None:

@@ -107,7 +107,7 @@ def test_a_model_reports_its_tokens_and_the_next_request_is_charged(server: Any)
 def test_a_token_bucket_may_go_into_debt_and_fills_at_its_rate(tmp_path: Path) -> None:
     filed = Filed(tmp_path, {"defaults": {"output_tokens_per_minute": 60, "output_tokens_burst": 10}})
     (caller,) = filed.ask()
-    use = filed.made.table.uses["alice", "m"]
+    use = filed.quotas.table.uses["alice", "m"]
     assert use.total.tokens is not None
     use.total.tokens.take(25, filed.now_s)
     caller.end()

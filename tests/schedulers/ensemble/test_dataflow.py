@@ -238,14 +238,14 @@ def test_tensors_pass_between_steps_uncopied_and_are_freed_after_the_last_reader
 def test_request_fields_reach_every_step() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": "7", "parameters": {"p": 1}, "priority": 2, "timeout_us": 3, "sequence_id": "s", "sequence_end": True,
         }  # fmt: skip
-        caller = simulator.send({"x": ROW}, **said)
+        caller = simulator.send({"x": ROW}, **fields)
         while simulator.calls:
             simulator.answer(simulator.calls[0], {"b": ROW})
         for request in simulator.requests:
-            assert {key: getattr(request, key) for key in said} == said
+            assert {key: getattr(request, key) for key in fields} == fields
             assert (request.caller, request.callers) == (caller.ticket.request, ("e",))
 
     run_scenario(scenario)
@@ -256,8 +256,8 @@ def test_sequence_parameters_of_a_step_reach_later_steps_and_the_caller() -> Non
         steps = [step("one", "a=x", "b=m"), step("one", "a=m", "b=y"), step("one", "a=x", "b=z")]
         simulator = EnsembleSimulator(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
         caller = simulator.send({"x": ROW}, sequence_id=1)
-        said = {"sequence_id": 42, "sequence_start": True, "sequence_end": True}
-        simulator.answer(simulator.calls[0], InferResponse({"b": ROW}, {**said, "other": 1}))
+        flags = {"sequence_id": 42, "sequence_start": True, "sequence_end": True}
+        simulator.answer(simulator.calls[0], InferResponse({"b": ROW}, {**flags, "other": 1}))
         aside, behind = simulator.calls
         found = [(r.sequence_id, r.sequence_start, r.sequence_end) for r in (aside.request, behind.request)]
         assert found == [(1, False, False), (42, True, True)]
@@ -273,18 +273,18 @@ def test_sequence_parameters_of_a_step_reach_later_steps_and_the_caller() -> Non
 def test_the_answer_has_the_sequence_of_the_request_if_any() -> None:
     async def scenario() -> None:
         simulator = EnsembleSimulator(CHAIN, {"one": model("a", "b")})
-        for asked, told in (
+        for fields, expected in (
             ({"sequence_id": 5, "sequence_start": True, "sequence_end": True}, (5, True, True)),
             ({"sequence_id": "abc", "sequence_start": True}, ("abc", True, False)),
             ({}, None),
         ):
-            caller = simulator.send({"x": ROW}, **asked)
+            caller = simulator.send({"x": ROW}, **fields)
             while simulator.calls:
                 simulator.answer(simulator.calls[0], {"b": ROW})
             (answer,) = caller.answers
             assert isinstance(answer, InferResponse)
             names = ("sequence_id", "sequence_start", "sequence_end")
-            assert answer.parameters == ({} if told is None else dict(zip(names, told, strict=True)))
+            assert answer.parameters == ({} if expected is None else dict(zip(names, expected, strict=True)))
 
     run_scenario(scenario)
 

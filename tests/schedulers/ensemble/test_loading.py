@@ -249,12 +249,12 @@ def test_a_reload_of_a_step_loses_no_request_of_the_ensemble(write: Write, run: 
     first = server.served("one")[0]
 
     async def scenario() -> list[Any]:
-        asked = [asyncio.ensure_future(server.infer_async("e", {"x": ROW})) for _ in range(20)]
+        responses = [asyncio.ensure_future(server.infer_async("e", {"x": ROW})) for _ in range(20)]
         for number in range(3):
             await asyncio.to_thread(write, "one", identity() + delayed(number))
             await server.load("one")
-            asked += [asyncio.ensure_future(server.infer_async("e", {"x": ROW})) for _ in range(20)]
-        return await asyncio.gather(*asked)
+            responses += [asyncio.ensure_future(server.infer_async("e", {"x": ROW})) for _ in range(20)]
+        return await asyncio.gather(*responses)
 
     assert len(on_loop(server, scenario())) == 80
     assert server.served("one")[0] is not first

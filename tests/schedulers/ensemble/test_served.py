@@ -356,12 +356,12 @@ def test_the_sequence_of_a_request_is_in_the_answer_over_both_protocols(
             given = httpclient.InferInput("x", list(ROW.shape), "FP32")
             given.set_data_from_numpy(ROW)
             answer = http.infer("e", [given], sequence_id=number, sequence_start=True)
-            told = {"sequence_id": number, "sequence_start": True, "sequence_end": False}
-            assert answer.get_response()["parameters"] == told
+            flags = {"sequence_id": number, "sequence_start": True, "sequence_end": False}
+            assert answer.get_response()["parameters"] == flags
             signed = number if number < 2**63 else number - 2**64
-            asked = grpcclient.InferInput("x", list(ROW.shape), "FP32")
-            asked.set_data_from_numpy(ROW)
-            parameters = grpc.infer("e", [asked], sequence_id=signed, sequence_end=True).get_response().parameters
+            x = grpcclient.InferInput("x", list(ROW.shape), "FP32")
+            x.set_data_from_numpy(ROW)
+            parameters = grpc.infer("e", [x], sequence_id=signed, sequence_end=True).get_response().parameters
             assert parameters["sequence_id"].int64_param == signed
             assert parameters["sequence_end"].bool_param
 
@@ -499,5 +499,5 @@ def test_every_step_passes_the_interceptors(
     server = run()
     with pytest.raises(HeadraceError, match="in ensemble 'e', closed"):
         server.infer("e", {"x": ROW})
-    asked = ["one", "inner", "one", "closed"]
-    assert Seen.seen == [("program", "alice", "e"), *(("model", "alice", name) for name in asked)]
+    names = ["one", "inner", "one", "closed"]
+    assert Seen.seen == [("program", "alice", "e"), *(("model", "alice", name) for name in names)]

@@ -18,12 +18,12 @@ def test_numbers_differ_as_in_numpy() -> None:
     expected = random.normal(size=(50, 20)).astype(np.float32)
     found = expected + random.normal(scale=1e-3, size=expected.shape).astype(np.float32)
     tolerance = Tolerance(1e-3, 1e-4)
-    made = difference(expected, found, tolerance)
+    result = difference(expected, found, tolerance)
     a, b = expected.astype(np.float64), found.astype(np.float64)
-    assert made.elements == 1000
-    assert made.beyond == np.count_nonzero(~np.isclose(b, a, rtol=1e-3, atol=1e-4))
-    assert made.largest == pytest.approx(np.abs(a - b).max())
-    assert made.mean_relative == pytest.approx((np.abs(a - b) / np.maximum(abs(a), abs(b))).mean())
+    assert result.elements == 1000
+    assert result.beyond == np.count_nonzero(~np.isclose(b, a, rtol=1e-3, atol=1e-4))
+    assert result.largest == pytest.approx(np.abs(a - b).max())
+    assert result.mean_relative == pytest.approx((np.abs(a - b) / np.maximum(abs(a), abs(b))).mean())
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_numbers_differ_as_in_numpy() -> None:
     ],
 )
 def test_infinite_and_nan_values_are_counted(expected: Any, found: Any, beyond: int, largest: float) -> None:
-    made = difference(np.array(expected, np.float32), np.array(found, np.float32), EXACT)
-    assert (made.elements, made.beyond, made.largest) == (len(expected), beyond, largest)
-    assert 0 <= made.relative <= 2 * len(expected)
+    result = difference(np.array(expected, np.float32), np.array(found, np.float32), EXACT)
+    assert (result.elements, result.beyond, result.largest) == (len(expected), beyond, largest)
+    assert 0 <= result.relative <= 2 * len(expected)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_infinite_and_nan_values_are_counted(expected: Any, found: Any, beyond: 
     ],
 )
 def test_integers_are_compared_exactly(datatype: str, expected: int, found: int, largest: float) -> None:
-    made = difference(np.array([expected, 1], datatype), np.array([found, 1], datatype), EXACT)
-    assert (made.elements, made.beyond, made.largest) == (2, 1, float(largest))
+    result = difference(np.array([expected, 1], datatype), np.array([found, 1], datatype), EXACT)
+    assert (result.elements, result.beyond, result.largest) == (2, 1, float(largest))
 
 
 def test_strings_are_equal_or_not() -> None:
@@ -82,9 +82,9 @@ def test_raw_elements_are_compared_as_bytes() -> None:
 def test_brain_floats_are_numbers() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     one, other = np.array([1.0, 2.0], ml_dtypes.bfloat16), np.array([1.0, 2.5], ml_dtypes.bfloat16)
-    made = difference(one, other, Tolerance())
-    assert (made.elements, made.beyond, made.largest) == (2, 1, 0.5)
-    assert made.relative == pytest.approx(0.2)
+    result = difference(one, other, Tolerance())
+    assert (result.elements, result.beyond, result.largest) == (2, 1, 0.5)
+    assert result.relative == pytest.approx(0.2)
 
 
 def test_each_output_is_compared_and_added_up() -> None:

@@ -64,8 +64,8 @@ def targets(server: Server, model: str, count: int = 1, **parameters: Any) -> Co
 def test_a_router_answers_as_its_targets_do(over: Any, server: Server) -> None:
     np.testing.assert_array_equal(np.asarray(infer(server, "split", {"x": ROW}, over)["y"]), ROW)
     text = np.array([["a", "ü"]], object)
-    given = infer(server, "named", {"x": text}, over)["y"]
-    assert given.to_objects().tolist() == [[b"a", "ü".encode()]]  # type: ignore[union-attr]
+    fields = infer(server, "named", {"x": text}, over)["y"]
+    assert fields.to_objects().tolist() == [[b"a", "ü".encode()]]  # type: ignore[union-attr]
 
 
 def test_the_stock_clients_use_it_like_any_model(server: Server) -> None:
@@ -82,9 +82,9 @@ def test_the_stock_clients_use_it_like_any_model(server: Server) -> None:
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("split", "1", "7")
     assert answer["parameters"]["headrace_target"] in ("m", "m:1")
     assert answer["parameters"]["headrace_routed_by"] == "weights"
-    asked = grpcclient.InferInput("x", [1, 2], "FP32")
-    asked.set_data_from_numpy(ROW)
-    response = grpc.infer("split", [asked]).get_response()
+    x = grpcclient.InferInput("x", [1, 2], "FP32")
+    x.set_data_from_numpy(ROW)
+    response = grpc.infer("split", [x]).get_response()
     assert (response.model_name, response.parameters["headrace_routed_by"].string_param) == ("split", "weights")
 
 
@@ -172,16 +172,16 @@ def test_a_wrong_change_changes_nothing(body: str, why: str, server: Server) -> 
     assert weights == [75, 25]
 
 
-def over_grpc(server: Server, method: str, **given: Any) -> dict[str, Any]:
-    asked = Struct()
-    asked.update(given)
+def over_grpc(server: Server, method: str, **fields: Any) -> dict[str, Any]:
+    message = Struct()
+    message.update(fields)
     with grpc.insecure_channel(f"127.0.0.1:{server.options.grpc_port}") as channel:
         ask = channel.unary_unary(
             f"/headrace.Traffic/{method}",
             request_serializer=Struct.SerializeToString,
             response_deserializer=Struct.FromString,
         )
-        found: dict[str, Any] = json_format.MessageToDict(ask(asked, timeout=60))
+        found: dict[str, Any] = json_format.MessageToDict(ask(message, timeout=60))
         return found
 
 
@@ -192,7 +192,7 @@ def test_grpc_has_the_same_answers_and_effects(server: Server) -> None:
     changed = over_grpc(server, "Change", model="sticky", weights={"m:1": 3, "m:2": 1})
     assert [target["share"] for target in changed["targets"]] == [0.75, 0.25]
     over_grpc(server, "Change", model="sticky", weights={"m:1": 1, "m:2": 1})
-    for given, why in (
+    for fields, why in (
         ({"model": "sticky", "weights": {"m:1": float("nan"), "m:2": 1}}, "the weight of 'm:1' is NaN"),
         ({"model": "sticky"}, "the body changes nothing"),
         ({"model": 3, "weights": {}}, "'model' and 'version' are strings"),
@@ -200,7 +200,7 @@ def test_grpc_has_the_same_answers_and_effects(server: Server) -> None:
         ({"model": "m" * 70_000}, "bytes; the limit is 65536"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
-            over_grpc(server, "Change", **given)
+            over_grpc(server, "Change", **fields)
         assert why in str(caught.value.details())
     assert over_grpc(server, "Read", model="sticky")["targets"][0]["weight"] == 1
 

@@ -20,29 +20,31 @@ RESHAPED = (
 
 
 def completed(text: str, **models: str) -> ModelConfig:
-    made = config(text)
-    RouterScheduler.complete_config(made, {Dependency(name): other(each, name) for name, each in models.items()})
-    return made
+    completed_config = config(text)
+    RouterScheduler.complete_config(
+        completed_config, {Dependency(name): other(each, name) for name, each in models.items()}
+    )
+    return completed_config
 
 
 def test_a_router_has_the_tensors_of_its_baseline() -> None:
-    made = completed(router("a = 1, b = 1"), a=identity(8), b=identity(4, more=OPTIONAL))
-    assert [(each.name, list(each.dims)) for each in made.input] == [("x", [-1])]
-    assert [each.name for each in made.output] == ["y"]
-    assert made.max_batch_size == 4, "what every target takes"
-    assert not made.model_transaction_policy.decoupled
+    completed_config = completed(router("a = 1, b = 1"), a=identity(8), b=identity(4, more=OPTIONAL))
+    assert [(each.name, list(each.dims)) for each in completed_config.input] == [("x", [-1])]
+    assert [each.name for each in completed_config.output] == ["y"]
+    assert completed_config.max_batch_size == 4, "what every target takes"
+    assert not completed_config.model_transaction_policy.decoupled
 
 
 def test_the_target_reshapes_and_has_the_label_file() -> None:
-    made = completed(router("a = 1"), a=RESHAPED)
-    assert (list(made.input[0].dims), made.input[0].HasField("reshape")) == ([6], False)
-    assert (list(made.output[0].dims), made.output[0].HasField("reshape")) == ([6], False)
-    assert made.output[0].label_filename == ""
+    completed_config = completed(router("a = 1"), a=RESHAPED)
+    assert (list(completed_config.input[0].dims), completed_config.input[0].HasField("reshape")) == ([6], False)
+    assert (list(completed_config.output[0].dims), completed_config.output[0].HasField("reshape")) == ([6], False)
+    assert completed_config.output[0].label_filename == ""
 
 
 def test_tensors_in_the_config_are_checked() -> None:
-    made = completed(router("a = 1", "max_batch_size: 2 " + tensors()), a=identity())
-    assert (len(made.input), len(made.output), made.max_batch_size) == (1, 1, 2)
+    completed_config = completed(router("a = 1", "max_batch_size: 2 " + tensors()), a=identity())
+    assert (len(completed_config.input), len(completed_config.output), completed_config.max_batch_size) == (1, 1, 2)
     fewer = 'output { name: "y" data_type: TYPE_FP32 dims: [-1] }'
     both = identity() + 'output { name: "more" data_type: TYPE_FP32 dims: [-1] }'
     assert [each.name for each in completed(router("a = 1", fewer), a=both).output] == ["y"]
@@ -102,5 +104,5 @@ def test_incompatible_targets_are_refused(model: str, why: str) -> None:
 
 
 def test_without_the_baseline_nothing_is_compared() -> None:
-    made = completed(router("a = 1, b = 1"), b=identity())
-    assert not made.input
+    completed_config = completed(router("a = 1, b = 1"), b=identity())
+    assert not completed_config.input

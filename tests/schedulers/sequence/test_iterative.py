@@ -140,8 +140,8 @@ def test_an_id_of_the_caller_must_be_started_each_time(strategy: str) -> None:
         simulator.runs[own] = 3
         simulator.generate("a", runs=3)
         await simulator.running()
-        named, made = sorted(flags[3] for flags in flags_of(simulator.instances[0].batch))
-        assert named == 1 < made
+        named, generated_id = sorted(flags[3] for flags in flags_of(simulator.instances[0].batch))
+        assert named == 1 < generated_id
         for _ in range(2):  # while it lives, and after its end
             with pytest.raises(InvalidArgument, match="for sequence 1 to model 'model' must specify the START flag"):
                 simulator.send_words("1")
@@ -374,8 +374,8 @@ def test_ids_are_texts_if_the_control_is_a_string() -> None:
             (running,) = simulator.instances[0].batch
             ids.add(running.request.sequence_id)
             await simulator.run_once()
-        (made,) = ids
-        assert re.fullmatch("[0-9a-f]{32}", str(made))
+        (generated_id,) = ids
+        assert re.fullmatch("[0-9a-f]{32}", str(generated_id))
 
     run_scenario(scenario)
 
@@ -387,9 +387,11 @@ def test_no_request_joins_a_sequence_with_a_generated_id(strategy: str) -> None:
         (victim,) = simulator.generate("victim", runs=6)
         await simulator.run_once()
         await simulator.running()
-        made = victim.request.sequence_id
-        with pytest.raises(InvalidArgument, match=f"sequence id {made} of model 'model' is in use by a request that"):
-            simulator.send_words(f"{made}S")
+        generated_id = victim.request.sequence_id
+        with pytest.raises(
+            InvalidArgument, match=f"sequence id {generated_id} of model 'model' is in use by a request that"
+        ):
+            simulator.send_words(f"{generated_id}S")
         simulator.violations.clear()
         simulator.tickets.pop()
         guesses = simulator.send_words("1S", "2S", "3S")  # what the server once counted
@@ -399,7 +401,7 @@ def test_no_request_joins_a_sequence_with_a_generated_id(strategy: str) -> None:
         for _ in range(4):
             await simulator.run_once()
         assert is_answered(simulator, victim)
-        (late,) = simulator.send_words(f"{made}S")  # over: the id is free
+        (late,) = simulator.send_words(f"{generated_id}S")  # over: the id is free
         await simulator.run_once()
         assert is_answered(simulator, late)
 

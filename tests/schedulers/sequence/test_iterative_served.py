@@ -171,10 +171,10 @@ class Caller:
             parameters = answer.get_response().parameters
             if "triton_final_response" not in parameters or parameters["triton_final_response"].bool_param:
                 break
-        self.leave()
+        self.cancel()
         return values
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         self.client.stop_stream(cancel_requests=True)
         self.client.close()
 
@@ -227,7 +227,7 @@ def test_a_cancelled_request_is_not_run_again(model: str, server: Server, wait_u
     runs(server, model)
     leaving = Caller(server, model, 100, request_id="gone")
     wait_until(lambda: bool(runs(server, model)), "it runs")
-    leaving.leave()
+    leaving.cancel()
     wait_until(lambda: not server.served(model)[0].model_queue.in_flight, "it has left")
     runs(server, model)
     assert Caller(server, model, 2, request_id="next").all() == ([1, 0] if "decoupled" in model else [0])
@@ -264,7 +264,7 @@ def test_an_iterating_request_frees_its_resources_between_runs(server: Server, w
     endless = Caller(server, "decoupled_process", 100)
     wait_until((folder(server, "decoupled_process") / "log").exists, "it runs")
     assert Caller(server, "decoupled_thread", 5).all() == [4, 3, 2, 1, 0]
-    endless.leave()
+    endless.cancel()
 
 
 def test_a_decoupled_model_that_answers_later_has_freed_its_resources(server: Server) -> None:

@@ -141,8 +141,8 @@ def _infer(client: Any, connection: Any, model: str, x: Sequence[float], **seque
 
 
 def _read(result: Any, model: str) -> tuple[list[float], str]:
-    told = result.as_numpy("controls" if model.endswith("net") else "told")[0]
-    text = " ".join(f"{number:g}" for number in told) if model.endswith("net") else told[0].decode()
+    controls = result.as_numpy("controls" if model.endswith("net") else "told")[0]
+    text = " ".join(f"{number:g}" for number in controls) if model.endswith("net") else controls[0].decode()
     outputs = result.get_response()
     names = [output["name"] if isinstance(output, dict) else output.name for output in _outputs(outputs)]
     assert "s2" not in names

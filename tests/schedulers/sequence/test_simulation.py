@@ -68,7 +68,7 @@ class Simulation:
             if number in found.waits:
                 self._end(found)
 
-    def leave(self, number: int) -> None:
+    def cancel_running(self, number: int) -> None:
         """Cancel a running request."""
         self.cancelled.add(number)
 
@@ -219,7 +219,7 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
             simulator.instances[which].finish()
         elif what == "cancel" and which < len(simulator.tickets) and not simulator.answers_to(simulator.tickets[which]):
             is_waiting = simulator.model_queue.has_waiting(simulator.tickets[which])
-            (simulation.cancel if is_waiting else simulation.leave)(which)
+            (simulation.cancel if is_waiting else simulation.cancel_running)(which)
             simulator.tickets[which].cancel()
         elif what == "turn":
             await turn(1000 * which)

@@ -138,10 +138,10 @@ def pin(wheels: Sequence[Path]) -> None:
     wheels[0].with_name("requirements.txt").write_text("".join(lines))
 
 
-def publish(made: Path, output: Path) -> None:
-    """Move the folder ``made`` to ``output``, and replace a former folder of wheels."""
+def publish(folder: Path, output: Path) -> None:
+    """Move the folder ``folder`` to ``output``, and replace a former folder of wheels."""
     if output.exists():
         if not output.is_dir() or any(path.suffix not in (".whl", ".txt") for path in output.iterdir()):
             raise InvalidArgument(f"'{output}' is no folder of wheels, and is not replaced")
         shutil.rmtree(output)
-    made.rename(output)
+    folder.rename(output)

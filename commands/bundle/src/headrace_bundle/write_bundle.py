@@ -36,8 +36,8 @@ def write_bundle(
     )
     content = [*_files_of(tree), *(pair for model in models for pair in model.files())]
     total, done = sum(path.stat().st_size for _, path in content if not path.is_symlink()), 0
-    made, top = tree.with_name(output.name), check_ending(output)
-    with made.open("wb") as raw:
+    partial, top = tree.with_name(output.name), check_ending(output)
+    with partial.open("wb") as raw:
         with write_archive(raw, output.name) as archive:
             for name, path in content:
                 manifest.files[name] = _add(archive, f"{top}/{name}", name, path)
@@ -47,10 +47,10 @@ def write_bundle(
             archive.addfile(_member(f"{top}/{NAME}", len(text)), io.BytesIO(text))
         raw.flush()
         os.fsync(raw.fileno())
-    step("archive", f"{len(content):,} files, {made.stat().st_size / (1 << 20):,.0f} MiB", is_last=True)
-    with made.open("rb") as file:
+    step("archive", f"{len(content):,} files, {partial.stat().st_size / (1 << 20):,.0f} MiB", is_last=True)
+    with partial.open("rb") as file:
         shown = digest("", file).removeprefix("sha256:")
-    made.replace(output)
+    partial.replace(output)
     return shown
 
 

@@ -133,7 +133,7 @@ class TextLines:
         return filled
 
     @staticmethod
-    def note(dropped: int) -> str:
+    def dropped_line(dropped: int) -> str:
         """Return the line with the number of dropped records."""
         return f"# {dropped} records were dropped\n"
 
@@ -158,7 +158,7 @@ class JsonLines(TextLines):
     """Lines that are JSON objects, in ASCII. A member that is not known is left out."""
 
     @staticmethod
-    def note(dropped: int) -> str:
+    def dropped_line(dropped: int) -> str:
         return f'{{"dropped":{dropped}}}\n'
 
     @staticmethod

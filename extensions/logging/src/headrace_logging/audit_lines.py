@@ -58,7 +58,7 @@ class AuditText:
         return "".join([self._line(Audited._make(each), since_epoch_ns) for each in records])
 
     @staticmethod
-    def note(dropped: int) -> str:
+    def dropped_line(dropped: int) -> str:
         return f"# {dropped} records were dropped\n"
 
     @staticmethod
@@ -73,7 +73,7 @@ class AuditJson(AuditText):
     """Lines that are JSON objects, in ASCII. A member that is not known is left out."""
 
     @staticmethod
-    def note(dropped: int) -> str:
+    def dropped_line(dropped: int) -> str:
         return f'{{"dropped":{dropped}}}\n'
 
     @staticmethod

@@ -39,7 +39,7 @@ class LineAllowance:
         self._at_ns = 0
         self.left_out = 0
 
-    def take(self, now_ns: int) -> bool:
+    def allows(self, now_ns: int) -> bool:
         """True if one more line may be written."""
         slot_ns = max(self._at_ns, now_ns)
         if slot_ns - now_ns > self._max_ns:
@@ -66,19 +66,19 @@ class AuditTrail:
     def refused(self, caller: Caller, error: HeadraceError, details: Mapping[str, Any]) -> None:
         """Add the line of an operation that an interceptor has refused."""
         now_ns = monotonic_ns()
-        if self.file.size < self._size and self._refusals.take(now_ns):
+        if self.file.size < self._size and self._refusals.allows(now_ns):
             self._add("refused", caller, error, details, now_ns)
         else:
-            self._leave_out(self._refusals)
+            self._drop(self._refusals)
 
     def ended(self, caller: Caller, error: HeadraceError | None, details: Mapping[str, Any]) -> None:
         """Add the line of a control operation that was allowed, and is over."""
         now_ns = monotonic_ns()
         allowance, times = (self._operations, 2) if error is None else (self._refusals, 1)
-        if self.file.size < times * self._size and allowance.take(now_ns):
+        if self.file.size < times * self._size and allowance.allows(now_ns):
             self._add("operation", caller, error, details, now_ns)
         else:
-            self._leave_out(allowance)
+            self._drop(allowance)
 
     def event(self, what: str, model: str = "", **details: Any) -> None:
         """Add the line of an action of the server itself. Any thread."""
@@ -108,7 +108,7 @@ class AuditTrail:
             )
         )
 
-    def _leave_out(self, allowance: LineAllowance) -> None:
+    def _drop(self, allowance: LineAllowance) -> None:
         allowance.left_out += 1
         self.left_out += 1
         if not self._is_reporting:

@@ -44,7 +44,7 @@ class Lines(Protocol):
         ``since_epoch_ns`` is the wall clock minus the monotonic one.
         """
 
-    def note(self, dropped: int) -> str:
+    def dropped_line(self, dropped: int) -> str:
         """Return the line that says how many records were dropped."""
 
 
@@ -140,7 +140,7 @@ class LineFile:
         count = min(len(self._waiting), _AT_ONCE)
         records = list(starmap(self._waiting.popleft, repeat((), count)))
         unreported = self.dropped - self._reported
-        before = ["\n"] * self._is_torn + [self._lines.note(unreported)] * bool(unreported)
+        before = ["\n"] * self._is_torn + [self._lines.dropped_line(unreported)] * bool(unreported)
         since_epoch_ns = time_ns() - monotonic_ns()
         data = "".join([*before, self._lines.lines(records, since_epoch_ns)]).encode()
         done, failure = 0, None

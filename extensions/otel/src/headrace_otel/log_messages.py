@@ -26,8 +26,8 @@ ACCESS = "headrace.access"
 def write_records(records: Iterable[LogLine | AccessRecord], resource: Resource) -> bytes:
     """Return a message with ``records``."""
     request = ExportLogsServiceRequest()
-    made = request.resource_logs.add()
-    made.resource.CopyFrom(resource)
+    logs = request.resource_logs.add()
+    logs.resource.CopyFrom(resource)
     scopes: dict[str, ScopeLogs] = {}
     now = time_ns()
     since_epoch_ns = now - monotonic_ns()
@@ -35,7 +35,7 @@ def write_records(records: Iterable[LogLine | AccessRecord], resource: Resource)
         name = record.logger if isinstance(record, LogLine) else ACCESS
         scope = scopes.get(name)
         if scope is None:
-            scope = scopes[name] = made.scope_logs.add()
+            scope = scopes[name] = logs.scope_logs.add()
             scope.scope.name = name
         written = scope.log_records.add(observed_time_unix_nano=now)
         if isinstance(record, LogLine):

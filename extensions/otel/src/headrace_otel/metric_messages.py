@@ -79,9 +79,9 @@ class MetricMessages:
 
     def _begin(self) -> ExportMetricsServiceRequest:
         request = ExportMetricsServiceRequest()
-        made = request.resource_metrics.add()
-        made.resource.CopyFrom(self._resource)
-        made.scope_metrics.add().scope.name = "headrace"
+        metrics = request.resource_metrics.add()
+        metrics.resource.CopyFrom(self._resource)
+        metrics.scope_metrics.add().scope.name = "headrace"
         return request
 
     def _add(self, request: ExportMetricsServiceRequest, family: Metric, series: Sequence[Sequence[Sample]]) -> None:

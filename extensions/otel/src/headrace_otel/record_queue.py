@@ -27,7 +27,7 @@ class RecordQueue:
         if len(waiting) == MAX_WAITING // 4:
             self.has_many.set()
 
-    def take(self, most: int) -> list[tuple[Any, ...]]:
-        """Remove and return the oldest records, at most ``most``."""
+    def pop(self, limit: int) -> list[tuple[Any, ...]]:
+        """Remove and return the oldest records, at most ``limit``."""
         waiting = self._waiting
-        return [waiting.popleft() for _ in range(min(len(waiting), most))]
+        return [waiting.popleft() for _ in range(min(len(waiting), limit))]

@@ -48,9 +48,9 @@ class RecordSender:
         while not self._is_closing.is_set():
             self._queue.has_many.wait(_DELAY_S)
             self._queue.has_many.clear()
-            while records := self._queue.take(_AT_ONCE):
+            while records := self._queue.pop(_AT_ONCE):
                 self._send(records)
-        if records := self._queue.take(_AT_ONCE):
+        if records := self._queue.pop(_AT_ONCE):
             self._send(records)
         self._delivery.close()
 

@@ -113,14 +113,14 @@ class Regions:
     def remove(self, kind: Kind, name: str) -> None:
         """Unregister the region ``name`` of ``kind``. Nothing happens if there is none."""
         if name in self._known and self._known[name].kind == kind:
-            self._leave(name)
+            self._unregister(name)
 
     def clear(self) -> None:
         """Unregister all regions."""
         for name in list(self._known):
-            self._leave(name)
+            self._unregister(name)
 
-    def _leave(self, name: str) -> None:
+    def _unregister(self, name: str) -> None:
         region = self._known.pop(name)
         memory = None if region.memory is None else weakref.ref(region.memory)
         left = region._replace(memory=None)

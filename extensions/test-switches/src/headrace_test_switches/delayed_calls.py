@@ -65,7 +65,7 @@ def _inference(handler: Any, delays: Delays) -> Any:
     def call(request: Any, context: Any, reply: Callable[[bytes | HeadraceError], None]) -> Callable[[], object]:
         running = DelayedInference(reply, delays)
         running.begin(lambda: handler(request, context, running.answer))
-        return running.leave
+        return running.cancel_later
 
     return call
 
@@ -78,7 +78,7 @@ class DelayedInference:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._cancel: Callable[[], object] | None = None
-        self._has_left = False
+        self._is_cancelled = False
 
     def begin(self, handle: Callable[[], Callable[[], object] | None]) -> None:
         def run() -> None:
@@ -94,12 +94,12 @@ class DelayedInference:
 
     def answer(self, answer: bytes | HeadraceError) -> None:
         self._cancel = None
-        if not self._has_left:
+        if not self._is_cancelled:
             self._timer = self._loop.call_later(self._delays.response_s, self._reply, answer)
 
-    def leave(self) -> None:
+    def cancel_later(self) -> None:
         """Cancel the running request, after the delay of a cancellation."""
-        self._has_left = True
+        self._is_cancelled = True
         if self._timer is not None:
             self._timer.cancel()
         self._loop.call_later(self._delays.cancel_s, self._stop)

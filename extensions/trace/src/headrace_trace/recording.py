@@ -120,7 +120,7 @@ class TracedCall(Watch):
         #: True if its response came from the cache.
         self.is_cached = False
         #: Ends the observation of the model.
-        self._leave: Callable[[], None] | None = None
+        self._stop_observing: Callable[[], None] | None = None
         #: Data of the exporter for this call.
         self.context: Any = None
         OPEN[caller] = self
@@ -148,8 +148,10 @@ class TracedCall(Watch):
     def submitted(self, request: InferRequest, view: ModelView) -> None:
         """Record that the request was read and is queued for its model."""
         self.version, self.request_id = view.version, request.id
-        if self._leave is None and not view.config.HasField("ensemble_scheduling"):  # it has no executions itself
-            self._leave = view.observe(_OBSERVER)
+        if self._stop_observing is None and not view.config.HasField(
+            "ensemble_scheduling"
+        ):  # it has no executions itself
+            self._stop_observing = view.observe(_OBSERVER)
         self.is_cached = view.config.response_cache.enable  # until a batch, a call or an error shows otherwise
         self.mark("REQUEST_START")
         self.mark("QUEUE_START")
@@ -200,8 +202,8 @@ class TracedCall(Watch):
         self.tensors += [(activity, now_ns, tensor) for tensor in copied(tensors)]
 
     def _close(self) -> None:
-        if self._leave is not None:
-            self._leave()
+        if self._stop_observing is not None:
+            self._stop_observing()
         self._sent()  # a host may not report the time
         OPEN.pop(self._caller, None)
         self.trace.over()

@@ -93,11 +93,11 @@ class KeySet:
                 if "d" in each:
                     raise ValueError(f"keys[{number}] is a private key; give its public part only")
                 try:
-                    made = PyJWK(each, algorithm)
+                    jwk = PyJWK(each, algorithm)
                 except (PyJWTError, ValueError, TypeError) as error:
                     raise ValueError(f"keys[{number}] is no key for {algorithm}: {type(error).__name__}") from None
-                _check_size(made, algorithm, number)
-                keys.setdefault((key_id, algorithm), []).append(made)
+                _check_size(jwk, algorithm, number)
+                keys.setdefault((key_id, algorithm), []).append(jwk)
         if not keys:
             raise ValueError(f"it has no key for {', '.join(algorithms)}")
         return cls(keys)

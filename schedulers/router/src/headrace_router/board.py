@@ -30,7 +30,7 @@ class TrafficBoard:
     #: Tells a change to all workers. None in a server without frontends, which has none.
     publish: Callable[[Change], None] | None = None
 
-    def note(self, change: Change) -> None:
+    def store(self, change: Change) -> None:
         """Store ``change`` for the next load of the router."""
         self.changes[change["model"], change["version"]] = change
 
@@ -43,9 +43,9 @@ class TrafficBoard:
             router.apply(change["state"])
 
         def rolled_back(of: RouterScheduler) -> None:
-            made: Change = {"model": model, "version": str(version), "table": of.written, "state": of.state()}
-            self.note(made)
+            change: Change = {"model": model, "version": str(version), "table": of.written, "state": of.state()}
+            self.store(change)
             if self.publish is not None:
-                self.publish(made)
+                self.publish(change)
 
         router.on_rollback = rolled_back

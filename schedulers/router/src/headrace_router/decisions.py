@@ -97,7 +97,7 @@ class Decider:
             index, why = self._choose(request)
             if index in self._rolled_back:
                 index, why = 0, ROLLBACK
-            self._forget_idle(now_ns)
+            self._remove_idle(now_ns)
         else:  # the baseline refuses an unknown sequence
             index, why = known[0] if known is not None else 0, SEQUENCE
         if not request.sequence_end and (request.sequence_start or known is not None):
@@ -105,7 +105,7 @@ class Decider:
         self.counts[why] += 1
         return index, why
 
-    def _forget_idle(self, now_ns: int) -> None:
+    def _remove_idle(self, now_ns: int) -> None:
         """Forget the sequences that have ended without a last request."""
         sequences = self._sequences
         while sequences and next(iter(sequences.values()))[1] < now_ns - self._idle_ns:

@@ -179,7 +179,7 @@ class Traffic(Extension):
             log.error("the rollback of router '%s' reached no other worker: %s", change["model"], error.message)
 
     async def apply(self, change: Change) -> None:
-        self._board.note(change)
+        self._board.store(change)
         try:
             _, router = self.find(change["model"], change["version"])
         except HeadraceError:  # a worker that starts: the change is applied when the router is loaded

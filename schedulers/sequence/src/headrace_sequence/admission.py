@@ -38,10 +38,10 @@ class Admission:
         Raises `InvalidArgument` if the request does not start its sequence, or has an id that the server generated.
         """
         if not request.sequence_id:
-            made = self._inputs.make_id()
-            while made in live:
-                made = self._inputs.make_id()
-            return request.with_sequence(made, True, request.sequence_end)
+            new_id = self._inputs.make_id()
+            while new_id in live:
+                new_id = self._inputs.make_id()
+            return request.with_sequence(new_id, True, request.sequence_end)
         if not request.sequence_start:
             raise self._not_started(request)
         sequence = live.get(request.sequence_id)

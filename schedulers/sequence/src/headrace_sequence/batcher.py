@@ -64,7 +64,7 @@ class Batcher(ABC):
         if sequence.tickets:
             self.arrived(sequence, now_ns)
 
-    def leave(self, sequence: LiveSequence) -> None:
+    def remove(self, sequence: LiveSequence) -> None:
         """Take the slot of ``sequence`` away."""
         self.slots[sequence.slot] = sequence.batcher = None
         self.ready.pop(sequence, None)
@@ -87,7 +87,7 @@ class Batcher(ABC):
             del self.ready[sequence]
         return ticket, added
 
-    def take_back(self, sequence: LiveSequence, ticket: Ticket, now_ns: int) -> None:
+    def requeue(self, sequence: LiveSequence, ticket: Ticket, now_ns: int) -> None:
         """Queue the rescheduled ``ticket`` before the others of ``sequence``."""
         sequence.running -= 1
         self._running -= 1

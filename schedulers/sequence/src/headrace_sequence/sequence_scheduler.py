@@ -122,7 +122,7 @@ class SequenceScheduler(FullScheduler):
         sequence.tickets.append(ticket)
         sequence.touched_ns = now_ns = ticket.queued_ns
         if request.sequence_end and not self._iterates:  # an iterative one lives until its last answer
-            self._forget(sequence)
+            self._remove(sequence)
         if sequence.batcher is None:
             if request.timeout_us:
                 ticket.deadline_ns = now_ns + request.timeout_us * 1000
@@ -170,7 +170,7 @@ class SequenceScheduler(FullScheduler):
         if self._has_states:
             self._states.update(sequence, outputs)
         ticket.request = request.with_sequence(sequence.id, False, False)
-        self._batchers[instance].take_back(sequence, ticket, self._now_ns())
+        self._batchers[instance].requeue(sequence, ticket, self._now_ns())
         return None
 
     def continues(self, ticket: Ticket) -> bool:
@@ -196,7 +196,7 @@ class SequenceScheduler(FullScheduler):
 
     def close(self) -> None:
         for sequence in tuple(self._live.values()):
-            self._forget(sequence)
+            self._remove(sequence)
 
     # ------------------------------------------------------------------ instances that come and go
 
@@ -234,7 +234,7 @@ class SequenceScheduler(FullScheduler):
         self._slots.admit(sequence, ticket.queued_ns)
         return sequence
 
-    def _forget(self, sequence: LiveSequence) -> None:
+    def _remove(self, sequence: LiveSequence) -> None:
         """Accept no further requests for ``sequence``. Its present ones still run."""
         if self._live.get(sequence.id) is sequence:
             del self._live[sequence.id]
@@ -253,14 +253,14 @@ class SequenceScheduler(FullScheduler):
         if not self._iterates:
             self._end(sequence, why)
         elif not (sequence.tickets or sequence.running):
-            self._forget(sequence)
+            self._remove(sequence)
             self._release(sequence)
 
     def _end(self, sequence: LiveSequence, why: HeadraceError) -> None:
         """End ``sequence`` now: free its slot, and answer its waiting requests with ``why``."""
         tickets = tuple(sequence.tickets)
         sequence.tickets.clear()
-        self._forget(sequence)
+        self._remove(sequence)
         self._release(sequence)
         self._answer(tickets, why)
 
@@ -296,6 +296,6 @@ class SequenceScheduler(FullScheduler):
             extra={"model": self._model},
         )
         self.expired_sequences += 1
-        self._forget(sequence)
+        self._remove(sequence)
         self._release(sequence)
         self.context.ask_again()

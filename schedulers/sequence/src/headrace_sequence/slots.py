@@ -60,7 +60,7 @@ class SlotTable:
             self.backlog.pop(sequence, None)
             return
         slot = sequence.slot
-        batcher.leave(sequence)
+        batcher.remove(sequence)
         if batcher.is_leaving:
             return
         if self.backlog:

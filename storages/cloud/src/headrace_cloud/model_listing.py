@@ -56,7 +56,7 @@ class ModelListing:
         self._store, self._completeness = store, completeness
         self._lock = threading.Lock()
         #: The lock of a listing, the number of started listings, and the number of the last successful one.
-        self._turn = threading.Lock()
+        self._listing_lock = threading.Lock()
         self._started = self._succeeded = 0
         self._names: list[str] = []
         self._was_empty = False
@@ -77,20 +77,20 @@ class ModelListing:
         Callers that wait for a running listing share the one after it.
         """
         wanted = self._started + 1
-        with self._turn:
+        with self._listing_lock:
             if self._succeeded < wanted:
                 self._started += 1
                 began = time.monotonic()
-                self._names = self._take_over(self._list(), began)
+                self._names = self._update(self._list(), began)
                 self._succeeded = self._started
             return self._names
 
-    def _take_over(self, listed: Mapping[str, Files | LoadError], began: float) -> list[str]:
+    def _update(self, listed: Mapping[str, Files | LoadError], began: float) -> list[str]:
         """Make ``listed`` the last listing. Return the names of its models."""
         found = {name: files for name, files in listed.items() if files}  # an empty folder is no model
         with self._lock:
             for name in {*self._counting, *self._changes, *self._answered} - found.keys():
-                self._forget(name)
+                self._remove(name)
             counting = {
                 name: files if isinstance(files, LoadError) else self._count(name, files)
                 for name, files in found.items()
@@ -107,7 +107,7 @@ class ModelListing:
             taken = self._list_one(model)
             if not isinstance(taken, LoadError):
                 with self._lock:
-                    taken = (self._count(model, taken) if taken else self._forget(model)) or {}
+                    taken = (self._count(model, taken) if taken else self._remove(model)) or {}
         if isinstance(taken, LoadError):
             raise taken
         with self._lock:
@@ -120,7 +120,7 @@ class ModelListing:
             found = self._answered.get(model)
         return self.files(model) if found is None else found
 
-    def _forget(self, model: str) -> Files:
+    def _remove(self, model: str) -> Files:
         for known in (self._counting, self._changes, self._answered):
             known.pop(model, None)
         return {}
