@@ -1,7 +1,7 @@
 """One TLS connection of a server: a transport for the protocol of a host, on the plain transport of the event loop.
 
-The loops have TLS of their own, which decrypts what one read brings without a pause: a peer that sends nothing but key
-updates or records of one byte holds the loop for seconds. Here such a peer waits, and all others are served.
+The TLS of the event loops decrypts all bytes of one read without a pause: a peer that sends only key updates, or
+records of one byte, blocks the loop for seconds. Here such a peer waits, and all others are served.
 
 ::
 
@@ -23,7 +23,7 @@ from headrace.telemetry.log_limits import rate_limited_logger
 from headrace_hosts.handshakes import HandshakeQueue
 from headrace_hosts.tls_files import TlsContexts
 
-#: What it writes is in the audit log, too.
+#: Its lines are in the audit log, too.
 audit_log = rate_limited_logger("headrace.audit.tls.refused")
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _PIECE_BYTES = 256 * 1024
 #: The plaintext of one record, which OpenSSL encrypts whole.
 _SMALL_BYTES = 16 * 1024
 _BUFFER_BYTES = 64 * 1024
-#: What one read takes of a peer that has not sent much yet, or sends little but framing.
+#: The size of one read from a peer that has not sent much yet, or sends little but framing.
 _FIRST_BYTES = 16 * 1024
 #: A peer may send this many bytes more than twice its payload, before it has to wait. A record has at most 16,640.
 _EXCESS_BYTES = 20_000
@@ -45,7 +45,7 @@ _LINGER_S = 30.0
 
 
 class TlsPhase(enum.Enum):
-    """What a connection does."""
+    """The phase of a connection."""
 
     SILENT = enum.auto()
     HANDSHAKE = enum.auto()
@@ -54,9 +54,9 @@ class TlsPhase(enum.Enum):
 
 
 class TlsPort:
-    """What the connections of one port share. Event loop only.
+    """The shared state of the connections of one port. Event loop only.
 
-    A client that does not speak TLS is sent ``no_tls``.
+    ``no_tls`` is sent to a client that does not speak TLS.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._receive_handshake(nbytes)
 
     def eof_received(self) -> bool:
-        """Let the plain transport close: a peer that ends without TLS's own end has disconnected."""
+        """Let the plain transport close: a peer that closes without a TLS close alert has disconnected."""
         return False
 
     def pause_writing(self) -> None:
@@ -147,7 +147,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         return str(name[0]) if isinstance(name, tuple) and name else ""
 
     def _receive_handshake(self, nbytes: int) -> None:
-        """Do the next step if it is this connection's turn. If not, the socket is not read until then."""
+        """Do the next step if a turn is free. Otherwise stop reading the socket until this connection has a turn."""
         if self.phase is TlsPhase.SILENT:
             first = self._scratch[0]
             if first != _HANDSHAKE:
@@ -169,7 +169,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._port.handshakes.wait(self, self._shake_hands)
 
     def _shake_hands(self) -> None:
-        """Do the next step of the handshake, in this connection's turn."""
+        """Do the next step of the handshake, in the turn of this connection."""
         if self.phase is not TlsPhase.HANDSHAKE or self._plain.is_closing():
             return
         self._is_late = False
@@ -205,12 +205,12 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._details["sslcontext"], self._details["ssl_object"] = self._tls.context, self._tls
         self._details["peercert"], self._details["cipher"] = self._tls.getpeercert(), self._tls.cipher()
         protocol.connection_made(self)
-        self._go_on()
+        self._resume()
 
     # ------------------------------------------------------------------ receiving
 
     def _read(self) -> int:
-        """Give the protocol what has arrived, until it pauses. Return the number of bytes."""
+        """Pass received data to the protocol, until it pauses. Return the number of bytes."""
         tls, incoming, passed = self._tls, self._incoming, 0
         is_partial = has_ended = False
         try:
@@ -239,7 +239,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._end()
         if has_ended and self.phase is TlsPhase.OPEN:
             cast("asyncio.Protocol", self._protocol).eof_received()
-            self.close()  # whatever it returns, as the loops' own TLS does
+            self.close()  # for any return value, as the TLS of the loops does
         return passed
 
     def _read_slowly(self, nbytes: int) -> None:
@@ -257,18 +257,18 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_late = False
         self._balance()
 
-    def _go_on(self) -> None:
-        """Read on, first what is left of the last read."""
+    def _resume(self) -> None:
+        """Resume reading, first the rest of the last read."""
         if self.phase is TlsPhase.OPEN and not self._is_paused:
             self._read()
         self._balance()
 
     def _balance(self) -> None:
-        """Read the socket unless the protocol has paused, or the connection waits for its turn."""
-        wanted = self.phase is TlsPhase.ENDING or not (self._is_paused or self._is_late)
-        if wanted is not self._is_reading and not self._plain.is_closing():
-            self._is_reading = wanted
-            (self._plain.resume_reading if wanted else self._plain.pause_reading)()
+        """Read the socket unless the protocol has paused, or the connection waits for a turn."""
+        reads = self.phase is TlsPhase.ENDING or not (self._is_paused or self._is_late)
+        if reads is not self._is_reading and not self._plain.is_closing():
+            self._is_reading = reads
+            (self._plain.resume_reading if reads else self._plain.pause_reading)()
 
     def pause_reading(self) -> None:
         self._is_paused = True
@@ -278,7 +278,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self._is_paused:
             self._is_paused = False
             if self._incoming.pending or self._tls.pending():
-                asyncio.get_running_loop().call_soon(self._go_on)
+                asyncio.get_running_loop().call_soon(self._resume)
             else:
                 self._balance()
 
@@ -317,7 +317,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def write_eof(self) -> None:
-        """Send TLS's end and that of the connection. What the peer sends from here on is dropped."""
+        """Send the close alert of TLS and the end of the connection. Later input of the peer is dropped."""
         if self.phase is TlsPhase.OPEN:
             try:
                 self._tls.unwrap()

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import Cancelled
 from headrace.executors.instance import run_batch
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.runner import Given, Runner
+from headrace.executors.runner import Returned, Runner
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes
@@ -24,7 +24,7 @@ class Leaving(Runner):
         super().__init__(OutputSchema("m", "1", {}, True))
         self.leaving = leaving
 
-    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Returned], BatchTimes]:
         for ticket in self.leaving:
             ticket.cancel()
         return [InferResponse({}, id=ticket.request.id) for ticket in batch], BatchTimes(0, 0, 0, 0)

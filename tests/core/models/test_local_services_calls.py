@@ -29,7 +29,7 @@ from headrace.models.local_services import MAX_CALLERS
 from headrace.registry import PluginInfo
 from headrace.server import Server
 
-Given: TypeAlias = "InferResponse | HeadraceError"
+CallResult: TypeAlias = "InferResponse | HeadraceError"
 CONFIG = """
 backend: "asking"
 input { name: "x" data_type: TYPE_INT32 dims: [1] } output { name: "y" data_type: TYPE_INT32 dims: [1] }
@@ -65,9 +65,9 @@ class Asking:
         self.services.infer(ticket)
         return ticket
 
-    def ask(self, target: str, x: int = 0, **settings: Any) -> Given:
+    def ask(self, target: str, x: int = 0, **settings: Any) -> CallResult:
         """The last response of ``target``, as ``InferenceRequest.exec`` waits for it."""
-        got: list[Given] = []
+        got: list[CallResult] = []
         answered = threading.Event()
 
         def respond(answer: Answer, final: bool) -> None:
@@ -84,14 +84,14 @@ class Asking:
         return InferResponse({"y": np.array([x], np.int32)})
 
 
-Code_: TypeAlias = "Callable[[Asking], Given]"
+Code_: TypeAlias = "Callable[[Asking], CallResult]"
 
 
 class AskingInstance(RequestInstance):
     def __init__(self, model: Model, code: Code_) -> None:
         self.model, self.code = model, code
 
-    def execute_requests(self, requests: Sequence[InferRequest]) -> list[Given]:
+    def execute_requests(self, requests: Sequence[InferRequest]) -> list[CallResult]:
         return [self.code(Asking(self.model, request)) for request in requests]
 
 
@@ -173,11 +173,11 @@ def deadlock(model: str, path: str) -> str:
     )
 
 
-def identity(asking: Asking) -> Given:
+def identity(asking: Asking) -> CallResult:
     return asking.give(asking.x)
 
 
-def countdown(asking: Asking) -> Given:
+def countdown(asking: Asking) -> CallResult:
     return asking.ask(asking.name, asking.x - 1) if asking.x else asking.give(7)
 
 
@@ -223,7 +223,7 @@ def test_two_chains_in_a_deadlock_cost_one_error(serve: Serve) -> None:
     together = threading.Barrier(2)
 
     def crosses_to(target: str) -> Code_:
-        def code(asking: Asking) -> Given:
+        def code(asking: Asking) -> CallResult:
             if not asking.x:
                 return asking.give(0)
             together.wait(PATIENCE_S)
@@ -275,7 +275,7 @@ def test_a_call_of_a_model_that_waits_for_somebody_elses_resources_is_answered(s
 
     began = threading.Event()
 
-    def slow(asking: Asking) -> Given:
+    def slow(asking: Asking) -> CallResult:
         began.set()
         threading.Event().wait(1)
         return asking.give(1)
@@ -295,7 +295,7 @@ def test_a_deadlock_that_closes_when_a_third_model_releases_its_resources_is_ref
     """``a`` holds 2 of 4 and calls ``b``, which needs 3; meanwhile ``c`` holds 2 for a while. Nothing else happens."""
     begun, gate = threading.Event(), threading.Event()
 
-    def holds(asking: Asking) -> Given:
+    def holds(asking: Asking) -> CallResult:
         begun.set()
         gate.wait(PATIENCE_S)
         return asking.give(1)
@@ -319,14 +319,14 @@ def test_a_deadlock_that_closes_when_a_third_model_releases_its_resources_is_ref
 def test_calls_are_cancelled_with_the_request_for_which_they_were_made(serve: Serve, config: str) -> None:
     """``d`` has the only instance that ``c`` could be answered by, and holds it as long as the test runs."""
     begun, gate, has_called = threading.Event(), threading.Event(), threading.Event()
-    got: list[Given] = []
+    got: list[CallResult] = []
 
-    def holds(asking: Asking) -> Given:
+    def holds(asking: Asking) -> CallResult:
         begun.set()
         gate.wait(PATIENCE_S)
         return asking.give(asking.x)
 
-    def tells(asking: Asking) -> Given:
+    def tells(asking: Asking) -> CallResult:
         has_called.set()
         got.append(asking.ask("b"))
         return got[-1]
@@ -375,7 +375,7 @@ def test_a_deadlock_through_a_model_that_answers_later_is_found(serve: Serve) ->
 def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_from_a_deadlock(serve: Serve) -> None:
     """Only when what could go on has, and is not enough, is the call that cannot be answered refused."""
 
-    def both(asking: Asking) -> Given:
+    def both(asking: Asking) -> CallResult:
         got: dict[str, Answer] = {}
         done = threading.Semaphore(0)
 
@@ -478,7 +478,7 @@ def test_a_decoupled_model_is_called_only_by_callers_of_many_responses(serve: Se
 def test_a_cancelled_call_is_removed_from_the_queue(serve: Serve) -> None:
     gate, begun = threading.Event(), threading.Event()
 
-    def cancels(asking: Asking) -> Given:
+    def cancels(asking: Asking) -> CallResult:
         got: list[Answer] = []
         answered = threading.Event()
 
@@ -492,7 +492,7 @@ def test_a_cancelled_call_is_removed_from_the_queue(serve: Serve) -> None:
         assert isinstance(got[0], HeadraceError)
         return got[0]
 
-    def holds(asking: Asking) -> Given:
+    def holds(asking: Asking) -> CallResult:
         begun.set()
         gate.wait(PATIENCE_S)
         return asking.give(1)
@@ -509,7 +509,7 @@ def test_a_cancelled_call_is_removed_from_the_queue(serve: Serve) -> None:
 def test_services_of_a_server_that_has_stopped_refuse(serve: Serve) -> None:
     models: list[Asking] = []
 
-    def keeps(asking: Asking) -> Given:
+    def keeps(asking: Asking) -> CallResult:
         models.append(asking)
         return asking.give(0)
 
@@ -528,7 +528,7 @@ def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
     """Without the collector, which these tests have turned off."""
     sent: list[weakref.ref[Any]] = []
 
-    def asks(asking: Asking) -> Given:
+    def asks(asking: Asking) -> CallResult:
         message = asking.message("b", asking.x)
         sent.append(weakref.ref(message.inputs["x"]))
         answer = asking.services.ask(message)
@@ -547,7 +547,7 @@ def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
 def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(serve: Serve) -> None:
     models: list[Asking] = []
 
-    def keeps(asking: Asking) -> Given:
+    def keeps(asking: Asking) -> CallResult:
         models.append(asking)
         return asking.give(1)
 
@@ -609,7 +609,7 @@ def test_an_expired_call_is_refused_and_never_queued(serve: Serve) -> None:
     serve(scenario, a=(CONFIG, passes_row_to("patient")), patient=(PATIENT, identity))
 
 
-def until_cancelled(asking: Asking) -> Given:
+def until_cancelled(asking: Asking) -> CallResult:
     """Answers after its request is cancelled."""
     pause = threading.Event()
     while not asking.request.cancelled:
@@ -641,11 +641,11 @@ def test_a_call_that_is_answered_in_time_is_answered_as_ever(serve: Serve) -> No
 def test_a_call_without_a_timeout_has_the_rest_of_its_callers_timeout(serve: Serve) -> None:
     seen: list[int] = []
 
-    def tells(asking: Asking) -> Given:
+    def tells(asking: Asking) -> CallResult:
         seen.append(asking.request.timeout_us)
         return asking.give(1)
 
-    def calls(asking: Asking) -> Given:
+    def calls(asking: Asking) -> CallResult:
         asking.ask("b", 1)
         return asking.ask("b", 1, timeout_us=77)
 
@@ -687,7 +687,7 @@ def asks_for_all(target: str, rows: bool = False) -> Code_:
     batch: list[InferRequest] = []
     x = cast("int", [3]) if rows else 3
 
-    def ask(asking: Asking) -> Given:
+    def ask(asking: Asking) -> CallResult:
         batch.append(asking.request)
         asking.request = batch[0]
         answer = asking.ask(target, x)
@@ -703,13 +703,13 @@ def test_the_time_of_one_request_ends_no_call_for_another_of_its_batch(serve: Se
     impatient.expire_at(over_ns)
     executed = threading.Event()
 
-    def outlasts_the_first(asking: Asking) -> Given:
+    def outlasts_the_first(asking: Asking) -> CallResult:
         pause = threading.Event()
         while monotonic_ns() < over_ns + 50_000_000:
             pause.wait(0.001)
         return asking.give(1)
 
-    def asks_once_executed(asking: Asking) -> Given:
+    def asks_once_executed(asking: Asking) -> CallResult:
         assert backend == "asking" or executed.wait(PATIENCE_S)
         asking.request = impatient
         answer = asking.ask("b", 3)
@@ -736,7 +736,7 @@ async def until_executed(server: Server, backend: str, executed: threading.Event
 def test_a_call_for_one_request_ends_with_its_time_when_its_execution_has_returned(serve: Serve) -> None:
     executed = threading.Event()
 
-    def asks_once_executed(asking: Asking) -> Given:
+    def asks_once_executed(asking: Asking) -> CallResult:
         assert executed.wait(PATIENCE_S)
         return passes_row_to("patient")(asking)
 
@@ -767,7 +767,7 @@ def test_a_call_for_a_batch_ends_when_all_of_it_have_no_time_left(serve: Serve) 
 def test_a_call_for_a_batch_has_the_timeout_of_the_one_with_most_time(serve: Serve) -> None:
     seen: list[int] = []
 
-    def tells(asking: Asking) -> Given:
+    def tells(asking: Asking) -> CallResult:
         seen.append(asking.request.timeout_us)
         return asking.give(1)
 

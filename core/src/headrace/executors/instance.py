@@ -25,7 +25,7 @@ from headrace.errors import BackendError, Code, ConfigError, HeadraceError, Load
 from headrace.executors.output_schema import OutputSchema
 from headrace.executors.padded import PaddedRequests, PaddedRunner
 from headrace.executors.ragged import RaggedLayout, RaggedRunner
-from headrace.executors.runner import DeviceRowsRunner, Given, RequestRunner, RowsRunner, Runner, gone
+from headrace.executors.runner import DeviceRowsRunner, RequestRunner, Returned, RowsRunner, Runner, cancelled
 from headrace.executors.stream_runners import DeferredRunner, StreamRunner
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
@@ -129,7 +129,7 @@ def shaping_of(config: Mapping[str, Any]) -> RaggedLayout | PaddingRules | None:
     return PaddingRules.from_json(config) or RaggedLayout.from_json(config)
 
 
-def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Returned], BatchTimes]:
     """Run the requests of ``batch`` that are not cancelled. The cancelled ones get `Cancelled`."""
     if not any(ticket.cancelled for ticket in batch):
         return runner.run(batch)
@@ -139,7 +139,7 @@ def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given],
     now = monotonic_ns()
     answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
     answered = iter(answers)
-    results = [next(answered) if is_alive else gone(ticket) for ticket, is_alive in zip(batch, runs, strict=True)]
+    results = [next(answered) if is_alive else cancelled(ticket) for ticket, is_alive in zip(batch, runs, strict=True)]
     return results, times
 
 

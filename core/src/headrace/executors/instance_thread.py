@@ -15,7 +15,7 @@ from headrace.executors.executor import BatchSource, Deliver, RunsOn
 from headrace.executors.instance import ExecutionRecorder, close_instance, run_batch
 from headrace.executors.loop_policy import LoopPolicy
 from headrace.executors.loop_sink import LoopSink
-from headrace.executors.runner import LATER, Given, Runner
+from headrace.executors.runner import LATER, Returned, Runner
 from headrace.executors.threads import Wakeup, continue_with, started
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
@@ -286,7 +286,7 @@ class InstanceThread:
         return times
 
 
-def _finished(batch: list[Ticket], answers: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
+def _finished(batch: list[Ticket], answers: Sequence[Returned]) -> tuple[list[Ticket], Sequence[Answer]]:
     """Return the answered requests of ``batch``, and their answers."""
     if LATER not in answers:
         return batch, answers  # type: ignore[return-value]  # looked at in one go: this is every batch's way

@@ -18,7 +18,7 @@ from headrace.backends.base import Instance
 from headrace.config.padding import AxisPad, PaddingRules
 from headrace.errors import BackendError
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.runner import LATER, AnswerSink, Given, RowsRunner, Runner, part_of_rows, wanted_of
+from headrace.executors.runner import LATER, AnswerSink, Returned, RowsRunner, Runner, part_of_rows, requested_names
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
@@ -43,7 +43,7 @@ class PaddedRunner(RowsRunner):
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
         rules = self._rules
-        outputs = self._checked(results, self._rows(batch), wanted_of(batch))
+        outputs = self._checked(results, self._rows(batch), requested_names(batch))
         answers: list[Answer] = []
         begin = 0
         for ticket in batch:
@@ -77,7 +77,7 @@ class PaddedRequests(Runner):
     def unanswered(self) -> Sequence[Ticket]:
         return self._inner.unanswered
 
-    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Returned], BatchTimes]:
         for ticket in batch:
             self._requests[ticket] = request = ticket.request
             ticket.request = request.with_inputs(padded_inputs(self._rules, [ticket], ticket.rows))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from headrace.backends.base import Instance
 from headrace.errors import BackendError, InvalidArgument
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.runner import RowsRunner, part_of_rows, wanted_of
+from headrace.executors.runner import RowsRunner, part_of_rows, requested_names
 from headrace.messages.response import Answer
 from headrace.messages.tensor import Tensor, as_tensor, concatenate
 from headrace.messages.ticket import Ticket
@@ -131,7 +131,7 @@ class RaggedRunner(RowsRunner):
         self._whole = layout.whole & schema.outputs.keys()
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        requested = wanted_of(batch)
+        requested = requested_names(batch)
         in_rows = self._checked(results, sum(ticket.rows for ticket in batch), requested)
         pieces = {
             name: self._scatter(name, source, batch, results)

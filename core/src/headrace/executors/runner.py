@@ -40,7 +40,7 @@ class Later(Enum):
 #: Placeholder for a last answer that will go through the `AnswerSink`.
 LATER: Final = Later.LATER
 
-Given: TypeAlias = "Answer | Later"
+Returned: TypeAlias = "Answer | Later"
 
 
 class AnswerSink(Protocol):
@@ -75,7 +75,7 @@ class Runner(ABC):
         return ()
 
     @abstractmethod
-    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Returned], BatchTimes]:
         """Return the last answer of each request, in order, or `LATER`. Never raises because of the instance."""
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ def as_error(error: BaseException, schema: OutputSchema) -> HeadraceError:
     return failure
 
 
-def gone(ticket: Ticket) -> Cancelled:
+def cancelled(ticket: Ticket) -> Cancelled:
     """Return the answer to a cancelled request."""
     return Cancelled(f"{ticket.request.log_id}request was cancelled")
 
@@ -145,16 +145,16 @@ class RowsRunner(Runner):
 
     def _run_alone(self, ticket: Ticket) -> Answer:
         if ticket.cancelled:  # cancelled meanwhile
-            return gone(ticket)
+            return cancelled(ticket)
         return self.run([ticket])[0][0]
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
         rows = [ticket.rows for ticket in batch]
-        outputs = self._checked(results, sum(rows), wanted_of(batch))
+        outputs = self._checked(results, sum(rows), requested_names(batch))
         parts: list[dict[str, Tensor]] = [outputs] if len(batch) == 1 else [{} for _ in batch]
         if len(batch) > 1:
             for name, tensor in outputs.items():  # by output, because that takes a third of the time
-                for own, part in zip(parts, rows_apart(tensor, rows), strict=True):
+                for own, part in zip(parts, split_rows(tensor, rows), strict=True):
                     own[name] = part
         answers: list[Answer] = []
         for ticket, own in zip(batch, parts, strict=True):
@@ -198,21 +198,21 @@ class DeviceRowsRunner(RowsRunner):
         return (self.schema.accept if isinstance(value, DeviceTensor) else self.schema.accept_result)(spec, value, rows)
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        wanted = wanted_of(batch)
-        found = {name: value for name, value in results.items() if wanted is None or name in wanted}
+        names = requested_names(batch)
+        values = {name: value for name, value in results.items() if names is None or name in names}
         if not [ticket for ticket in batch if hasattr(ticket, "on_device")]:
-            return super()._split(batch, {name: on_host(value) for name, value in found.items()})
-        asked = [getattr(ticket, "on_device", {}) for ticket in batch]
-        for name, value in found.items():
-            where = {names.get(name) for names in asked}
+            return super()._split(batch, {name: on_host(value) for name, value in values.items()})
+        on_device = [getattr(ticket, "on_device", {}) for ticket in batch]
+        for name, value in values.items():
+            where = {each.get(name) for each in on_device}
             if isinstance(value, DeviceTensor) and where != {False}:
                 host = value.to_host()  # of all rows: their parts share it
-                found[name] = host if where == {None} else value
-        answers = super()._split(batch, found)
-        for names, answer in zip(asked, answers, strict=True):
+                values[name] = host if where == {None} else value
+        answers = super()._split(batch, values)
+        for taken, answer in zip(on_device, answers, strict=True):
             if isinstance(answer, InferResponse):
                 outputs = answer.outputs.items()
-                answer.outputs = {name: each if name in names else on_host(each) for name, each in outputs}
+                answer.outputs = {name: each if name in taken else on_host(each) for name, each in outputs}
         return answers
 
 
@@ -233,8 +233,8 @@ def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
     return {name: concatenate([ticket.request.inputs[name] for ticket in batch]) for name in first}  # type: ignore[misc]
 
 
-def wanted_of(batch: Sequence[Ticket]) -> set[str] | None:
-    """Return the outputs that any request wants; None for all."""
+def requested_names(batch: Sequence[Ticket]) -> set[str] | None:
+    """Return the names of all requested outputs; None if a request takes all."""
     if not all(ticket.request.outputs for ticket in batch):
         return None
     return {name for ticket in batch for name in ticket.request.outputs}
@@ -245,8 +245,8 @@ def part_of_rows(tensor: Tensor, begin: int, end: int) -> Tensor:
     return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]
 
 
-def rows_apart(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
-    """Return the parts of ``tensor`` with so many ``rows`` each, one after the other, without a copy."""
+def split_rows(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+    """Return consecutive parts of ``tensor`` without a copy. ``rows`` has the number of rows of each."""
     if type(tensor) is np.ndarray and rows.count(1) == len(rows):
         return list(tensor[:, np.newaxis])  # takes a quarter of the time of slices
     ends = list(accumulate(rows))
@@ -264,13 +264,13 @@ class RequestRunner(Runner):
         started = monotonic_ns()
         try:
             requests = [ticket.begin() for ticket in batch]
-            given = self._execute(requests)
-            if len(given) != len(batch):
+            returned = self._execute(requests)
+            if len(returned) != len(batch):
                 raise BackendError(
-                    f"model '{self.schema.name}': the backend gave {len(given)} answers for {len(batch)} requests"
+                    f"model '{self.schema.name}': the backend gave {len(returned)} answers for {len(batch)} requests"
                 )
             inferred = monotonic_ns()
-            answers = [self.schema.signed(*pair) for pair in zip(requests, given, strict=True)]
+            answers = [self.schema.signed(*pair) for pair in zip(requests, returned, strict=True)]
         except BaseException as error:
             failure = as_error(error, self.schema)
             inferred = monotonic_ns()

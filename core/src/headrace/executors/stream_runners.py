@@ -12,7 +12,7 @@ from time import monotonic_ns
 from headrace.backends.base import Call, DeferredInstance, StreamInstance
 from headrace.errors import BackendError, HeadraceError, Unavailable
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.runner import LATER, Given, Runner, as_error, gone
+from headrace.executors.runner import LATER, Returned, Runner, as_error, cancelled
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import UNREAD, Ticket
 from headrace.telemetry.executions import BatchTimes
@@ -92,7 +92,7 @@ class StreamRunner(Runner):
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
         # Requests at the end of the batch may be cancelled while earlier ones are answered.
-        answers = [gone(ticket) if ticket.cancelled else self._exhaust(ticket) for ticket in batch]
+        answers = [cancelled(ticket) if ticket.cancelled else self._exhaust(ticket) for ticket in batch]
         ended = monotonic_ns()
         return answers, BatchTimes(started, started, ended, ended)
 
@@ -104,7 +104,7 @@ class StreamRunner(Runner):
                 for response in responses:
                     window.acquire()
                     if ticket.cancelled:
-                        return gone(ticket)
+                        return cancelled(ticket)
                     self.sink.send(ticket, self.schema.sign(request, response), False)
         except BaseException as error:
             return as_error(error, self.schema)
@@ -126,7 +126,7 @@ class DeferredRunner(Runner):
         self._thread = 0
         self._batches = 0
         #: The answers to the batch that ``accept`` is called with now.
-        self._answers: list[Given] | None = None
+        self._answers: list[Returned] | None = None
         #: Weak references, so that a call which the model has dropped ends itself. The thread that removes a ticket
         #: (only one can) gives it its last answer.
         self.open: dict[Ticket, weakref.ref[DeferredCall]] = {}
@@ -135,11 +135,11 @@ class DeferredRunner(Runner):
     def unanswered(self) -> Sequence[Ticket]:
         return tuple(self.open)
 
-    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Returned], BatchTimes]:
         started = monotonic_ns()
         self._thread = threading.get_ident()
         self._batches += 1
-        answers: list[Given] = [LATER] * len(batch)
+        answers: list[Returned] = [LATER] * len(batch)
         self._answers = answers
         self._begin(batch, started, answers)
         self._answers = None
@@ -161,7 +161,7 @@ class DeferredRunner(Runner):
         reference = self.open.get(ticket)
         call = None if reference is None else reference()
         if call is not None:
-            call.end(gone(ticket))
+            call.end(cancelled(ticket))
 
     def finish(self, ticket: Ticket, batch: int, place: int, answer: Answer) -> None:
         """Take the last answer to ``ticket``, at ``place`` of batch number ``batch``. Any thread."""
@@ -172,7 +172,7 @@ class DeferredRunner(Runner):
         else:
             self.sink.send(ticket, answer, True)
 
-    def _begin(self, batch: Sequence[Ticket], started_ns: int, answers: list[Given]) -> None:
+    def _begin(self, batch: Sequence[Ticket], started_ns: int, answers: list[Returned]) -> None:
         """Call ``accept``. Keep no reference to a call afterwards, so that calls which the instance has dropped end."""
         calls = [self._call(ticket, place, started_ns) for place, ticket in enumerate(batch)]
         try:
@@ -184,7 +184,7 @@ class DeferredRunner(Runner):
             for call in calls:
                 call.end(failure)
 
-    def _answer(self, calls: Sequence[DeferredCall], returned: Sequence[Answer], answers: list[Given]) -> None:
+    def _answer(self, calls: Sequence[DeferredCall], returned: Sequence[Answer], answers: list[Returned]) -> None:
         """Take what ``accept`` returned. Raises `BackendError`."""
         if len(returned) != len(calls):
             raise BackendError(
@@ -194,7 +194,7 @@ class DeferredRunner(Runner):
             if answer is not None and call.remove():
                 call.said_last, ticket = True, call.ticket
                 ticket.end()
-                answers[place] = gone(ticket) if ticket.abandoned else self.schema.signed(call.request, answer)
+                answers[place] = cancelled(ticket) if ticket.abandoned else self.schema.signed(call.request, answer)
 
     def _call(self, ticket: Ticket, place: int, started_ns: int) -> DeferredCall:
         ticket.started_ns = started_ns
@@ -231,7 +231,7 @@ class DeferredCall(Call):
         if not final:
             self._progress(answer)
         elif ticket.abandoned:
-            self.end(gone(ticket))
+            self.end(cancelled(ticket))
         else:
             self.end(runner.schema.signed(self.request, answer))
 
