@@ -85,13 +85,13 @@ def _names(model_name: str, model_version: str) -> bytes:
 
 def _rare(response: InferResponse, final: bool | None) -> bytes:
     """Return the fields that few responses have."""
-    said = response.parameters
-    if said and set(map(type, said.values())) == {str}:  # 1, 1.0 and True are one key of a cache
-        texts = _texts(tuple(said.items()))
+    parameters = response.parameters
+    if parameters and set(map(type, parameters.values())) == {str}:  # 1, 1.0 and True are one key of a cache
+        texts = _texts(tuple(parameters.items()))
         return texts if final is None and not response.id else _rare(InferResponse({}, id=response.id), final) + texts
     header = ModelInferResponse(id=response.id)
-    if said:
-        infer_parameters.write(said, header.parameters)
+    if parameters:
+        infer_parameters.write(parameters, header.parameters)
     if final is not None:
         header.parameters[_FINAL].bool_param = final
     return header.SerializeToString()

@@ -120,7 +120,7 @@ def _watch_direct(name: str, handler: Direct) -> Direct:
         log.debug("New request handler for %s, %d", name, number)
         step(number, "START")
 
-        def told(answer: bytes | HeadraceError) -> None:
+        def logged_reply(answer: bytes | HeadraceError) -> None:
             if isinstance(answer, HeadraceError):
                 log_failure(Failure.of(answer), "Infer", message.model_name, message.model_version, message.id)
             step(number, "COMPLETE")
@@ -129,9 +129,9 @@ def _watch_direct(name: str, handler: Direct) -> Direct:
             log.debug("Done for %s, %d", name, number)
 
         try:
-            return handler(request, context, told)
+            return handler(request, context, logged_reply)
         except HeadraceError as error:
-            told(error)
+            logged_reply(error)
             return None
 
     return watch

@@ -69,8 +69,8 @@ class HeldMemory(HeldBytes):
         self.largest_bytes = limit_bytes - cache_bytes
         self._lock = threading.Lock()
         self._inflated_bytes = self._packed_bytes = 0
-        #: Sizes of counted memory that is gone. Its end can be in any thread and at any line, so it takes no lock.
-        self._gone: deque[int] = deque()
+        #: Sizes of freed counted memory. A finalizer runs in any thread, at any line, so it takes no lock.
+        self._freed: deque[int] = deque()
         self._said_at = -_SAY_S
         #: Returns free memory to the system.
         self.give_back: Callable[[], None] = _nothing
@@ -135,15 +135,15 @@ class HeldMemory(HeldBytes):
         return no_memory(reason)
 
     def _counted(self, memory: _CountedMemory) -> npt.NDArray[np.uint8]:
-        memory.gone = self._gone
+        memory.freed = self._freed
         self._inflated_bytes += memory.nbytes
         self.other_bytes += memory.nbytes
         return memory
 
     def _sum_up(self) -> None:
-        """Subtract the memory that is gone, and set `other_bytes`. The caller has the lock."""
-        while self._gone:
-            self._inflated_bytes -= self._gone.popleft()
+        """Subtract the freed memory, and set `other_bytes`. The caller has the lock."""
+        while self._freed:
+            self._inflated_bytes -= self._freed.popleft()
         self.other_bytes = self._cache_bytes + self._inflated_bytes + self._packed_bytes
 
     def audit(self, text: str) -> None:
@@ -198,11 +198,11 @@ class _CountedMemory(np.ndarray[Any, Any]):
     first view of what is no array.
     """
 
-    gone: deque[int] | None = None  # of the object itself; its views have None
+    freed: deque[int] | None = None  # of the object itself; its views have None
 
     def __del__(self) -> None:
-        if self.gone is not None:
-            self.gone.append(self.nbytes)
+        if self.freed is not None:
+            self.freed.append(self.nbytes)
 
 
 def _nothing() -> None:

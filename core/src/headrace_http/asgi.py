@@ -40,7 +40,7 @@ _AMBIGUOUS = error_reply(InvalidArgument("the request states the length of its b
 _TURN_BYTES = 1 << 20
 
 
-class _Gone(Exception):
+class _Disconnected(Exception):
     pass
 
 
@@ -162,7 +162,7 @@ async def _serve(routes: Routes, memory: RequestMemory, scope: Scope, receive: R
     try:
         path = path_of(scope.get("raw_path", scope["path"].encode()))
         body = await _receive_body(receive, routes.limits, memory, path, headers)
-    except _Gone:
+    except _Disconnected:
         return
     except Malformed as error:
         await _send(send, malformed(error).reply, scope["method"])
@@ -252,7 +252,7 @@ async def _receive_body(
     while more:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise _Gone
+            raise _Disconnected
         more = event.get("more_body", False)
         if piece := event.get("body", b""):
             pieces.append(piece)

@@ -180,11 +180,11 @@ def _encode_binary(
     response: InferResponse, formats: Mapping[str, OutputFormat], default: OutputFormat
 ) -> HttpReply | None:
     """Return the reply if all outputs are binary arrays: then its JSON, except for the id, repeats. Else None."""
-    said: tuple[tuple[str, Any], ...] = ()
+    parameters: tuple[tuple[str, Any], ...] = ()
     if response.parameters:
         if set(map(type, response.parameters.values())) != {str}:  # 1, 1.0 and True are one key of a cache
             return None
-        said = tuple(response.parameters.items())
+        parameters = tuple(response.parameters.items())
     described: list[Any] = []
     parts: list[Buffer] = [b""]
     for name, tensor in response.outputs.items():
@@ -195,8 +195,8 @@ def _encode_binary(
     if not described:
         return None
     try:
-        if said:
-            header = _header_with_parameters(response.model_name, response.model_version, said, *described)
+        if parameters:
+            header = _header_with_parameters(response.model_name, response.model_version, parameters, *described)
         else:
             header = _binary_header(response.model_name, response.model_version, *described)
         header = b'{"id":' + orjson.dumps(response.id) + b"," + header if response.id else b"{" + header
@@ -215,10 +215,10 @@ def _binary_header(model_name: str, model_version: str, *described: Any) -> byte
 
 @lru_cache(maxsize=256)  # apart from the others: the parameters of a model may differ in every response
 def _header_with_parameters(
-    model_name: str, model_version: str, said: tuple[tuple[str, Any], ...], *described: Any
+    model_name: str, model_version: str, parameters: tuple[tuple[str, Any], ...], *described: Any
 ) -> bytes:
-    """Return `_binary_header` with the parameters ``said``."""
-    head = {"model_name": model_name, "model_version": model_version, "parameters": dict(said)}
+    """Return `_binary_header` with the parameters ``parameters``."""
+    head = {"model_name": model_name, "model_version": model_version, "parameters": dict(parameters)}
     return _print_header(head, described)
 
 

@@ -62,7 +62,7 @@ class PathTemplate:
 
     def overlaps(self, other: PathTemplate) -> bool:
         """True if there is a path that both match."""
-        return any(_meet(one, two) for one in self._variants for two in other._variants)
+        return any(_overlap(one, two) for one in self._variants for two in other._variants)
 
 
 #: There are few templates.
@@ -96,7 +96,7 @@ def _spread(text: str) -> list[str]:
     return _spread(head + tail) + _spread(head + inside + tail)
 
 
-def _meet(one: list[str], two: list[str]) -> bool:
+def _overlap(one: list[str], two: list[str]) -> bool:
     return len(one) == len(two) and all(map(_may_be_one, one, two))
 
 

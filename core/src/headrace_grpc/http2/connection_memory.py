@@ -185,7 +185,7 @@ class ConnectionMemory:
         self.largest_bytes = max(self.largest_bytes, size_bytes)
         self._note()
 
-    def gone(self, size_bytes: int) -> None:
+    def dequeued(self, size_bytes: int) -> None:
         """Subtract ``size_bytes`` that waited and were sent or dropped."""
         self.unread_bytes -= size_bytes
         self._limit_calls()
@@ -193,7 +193,7 @@ class ConnectionMemory:
             self.let_begin()
 
     def freed(self, size_bytes: int, unsent_bytes: int) -> None:
-        """Subtract ``size_bytes`` whose memory is gone, or in the ``unsent_bytes`` that a full transport has now."""
+        """Subtract ``size_bytes`` whose memory is freed, or in the ``unsent_bytes`` that a full transport has now."""
         self._unfreed_bytes -= size_bytes
         self._unsent_bytes = unsent_bytes
         self._note()

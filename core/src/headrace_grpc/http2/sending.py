@@ -100,10 +100,10 @@ class Sender:
         self.waiting[stream] = None
         self._pump({stream: None})
 
-    def gone(self, size_bytes: int) -> None:
+    def dequeued(self, size_bytes: int) -> None:
         """Count ``size_bytes`` that waited and were sent or dropped."""
         self.moved_bytes += size_bytes
-        self._memory.gone(size_bytes)
+        self._memory.dequeued(size_bytes)
 
     def freed(self, size_bytes: int) -> None:
         """Count the memory of ``size_bytes`` no longer: their last byte was passed on or dropped."""

@@ -230,7 +230,7 @@ class Stream:
         self.connection.forget(self, self._queue is not None)
         queue, self._queue = self._queue, None
         if queue:
-            self.sender.gone(sum(map(len, queue)))
+            self.sender.dequeued(sum(map(len, queue)))
             self._free()
 
     def send_frame(self) -> bool:
@@ -248,7 +248,7 @@ class Stream:
             parts.append(part)
             size += len(part)
         self.send_credit -= size
-        sender.gone(size)
+        sender.dequeued(size)
         if not queue or size >= _USEFUL_BYTES:
             sender.count += 1
         sender.write_data(HEAD.pack(size >> 8, size & 255, DATA, 0, self.id), parts, size)

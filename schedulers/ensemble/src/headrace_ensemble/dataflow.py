@@ -118,14 +118,14 @@ class Dataflow(Item):
                 return skipped[tensor]
         if step.when < 0:
             return ""
-        told = f"step {step.index} ('{step.name}') did not run"
+        prefix = f"step {step.index} ('{step.name}') did not run"
         if step.when in skipped:
-            return f"{told}, because {skipped[step.when]}"
+            return f"{prefix}, because {skipped[step.when]}"
         value = item.values[step.when]
         truths = set() if value is None else {bool(each) for each in on_host(value).flat}
         if len(truths) > 1:
             self._fail(InvalidArgument(f"the rows of the condition of step {step.index} ('{step.name}') differ"))
-        return "" if truths == {not step.is_negated} else f"{told}, because its condition did not hold"
+        return "" if truths == {not step.is_negated} else f"{prefix}, because its condition did not hold"
 
     def _launch(self, item: Item, step: Step) -> None:
         """Send the request of ``step`` to its model."""
@@ -249,7 +249,7 @@ class Dataflow(Item):
             flags = request.sequence_start, request.sequence_end
             parameters = dict(zip(_SEQUENCE, (request.sequence_id, *flags), strict=True))
         if item.sequences is not None:
-            parameters = {**parameters, **_said(item.sequences, self._plan.outputs)}
+            parameters = {**parameters, **_sequence_parameters(item.sequences, self._plan.outputs)}
         self._response = InferResponse(outputs, parameters, id=request.id)
 
     def _lacks(self, missing: Iterable[str]) -> None:
@@ -289,24 +289,26 @@ def _release(item: Item, step: Step) -> None:
 
 def note_sequence(item: Item, step: Step, response: InferResponse) -> None:
     """Keep the sequence parameters of ``response`` with its tensors."""
-    said = {key: response.parameters[key] for key in _SEQUENCE if key in response.parameters}
-    if said:
+    parameters = {key: response.parameters[key] for key in _SEQUENCE if key in response.parameters}
+    if parameters:
         item.sequences = item.sequences or {}
-        item.sequences.update((tensor, said) for _, tensor in step.writes)
+        item.sequences.update((tensor, parameters) for _, tensor in step.writes)
 
 
 def _sequence(sequences: Mapping[int, Mapping[str, Any]], step: Step, *own: Any) -> Any:
     """Return the sequence for ``step``: from its tensors, else from the caller."""
-    said = _said(sequences, step.reads)
-    return [said.get(key, default) for key, default in zip(_SEQUENCE, own, strict=True)]
+    parameters = _sequence_parameters(sequences, step.reads)
+    return [parameters.get(key, default) for key, default in zip(_SEQUENCE, own, strict=True)]
 
 
-def _said(sequences: Mapping[int, Mapping[str, Any]], tensors: Iterable[tuple[str, int, Any]]) -> dict[str, Any]:
+def _sequence_parameters(
+    sequences: Mapping[int, Mapping[str, Any]], tensors: Iterable[tuple[str, int, Any]]
+) -> dict[str, Any]:
     """Return the sequence parameters that arrived with ``tensors``."""
-    said: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for _, tensor, _ in tensors:
-        said |= sequences.get(tensor, {})
-    return said
+        parameters |= sequences.get(tensor, {})
+    return parameters
 
 
 def _single(answers: Sequence[Answer]) -> Answer:

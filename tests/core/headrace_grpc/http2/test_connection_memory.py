@@ -54,7 +54,7 @@ def test_an_answer_may_wait_if_it_fits_or_is_alone() -> None:
         memory.wait(60)
         assert memory.has_room(40)
         assert not memory.has_room(41)
-        memory.gone(60)
+        memory.dequeued(60)
         assert memory.has_room(1000)
 
     run(scenario)
@@ -75,10 +75,10 @@ def test_no_call_begins_whose_answer_may_not_fit() -> None:
         connection.begun = 3
         memory.long_calls = 2
         assert not memory.is_full
-        memory.gone(30)
+        memory.dequeued(30)
         connection.begun = memory.long_calls = 0
         memory.wait(1000)
-        memory.gone(1000)
+        memory.dequeued(1000)
         assert not memory.is_full  # nothing waits and nothing runs: any answer may come
 
     run(scenario)
@@ -95,10 +95,10 @@ def test_calls_that_were_held_back_begin_when_answers_were_read() -> None:
             memory.hold_back(lambda name=name: begun.append(name))  # type: ignore[misc]
         await asyncio.sleep(0)
         assert begun == []
-        memory.gone(30)
+        memory.dequeued(30)
         await asyncio.sleep(0)
         assert begun == ["first"]  # 30 unread and 60 for it; two would be 150
-        memory.gone(30)
+        memory.dequeued(30)
         await asyncio.sleep(0)
         assert begun == ["first"]  # its answer and the next would be 120
         connection.begun -= 1  # it is answered
@@ -116,7 +116,7 @@ def test_a_large_answer_is_forgotten_by_halves() -> None:
         memory.wait(80)
         memory.forget_largest()
         assert memory.largest_bytes == 80  # it waits
-        memory.gone(80)
+        memory.dequeued(80)
         memory.forget_largest()
         assert memory.largest_bytes == 40
         assert memory.most_active == 100 // 40
@@ -166,7 +166,7 @@ def test_buffered_bytes_are_counted_for_all_connections_together() -> None:
         connection.memory.wait(20)
         assert connection.ledger.total_bytes == 90
         connection.memory.keep(stream, 30)
-        connection.memory.gone(20)
+        connection.memory.dequeued(20)
         assert (
             connection.ledger.total_bytes == 50
         )  # sent, and its memory exists until the last byte of its answer is sent
