@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, RepositoryAgent, Server
-from headrace_testing.driving import error_of, part_of
+from headrace_testing.driving import assert_installed, error_of, part_of
 from headrace_testing.example import NAME
 from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import on_loop, serve
-from headrace_testing.storage_checks import NewDirectories
+from headrace_testing.storage_checks import NewDirectories, read_files
 
 #: The files in the repository, and the agent's parameters in the config.
 Prepared: TypeAlias = "tuple[Mapping[str, bytes], Mapping[str, str]]"
@@ -56,7 +56,7 @@ class AgentChecks:
     def test_load_returns_the_files_of_the_model(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
         loaded = self.make(parameters).load(_write(tmp_path / NAME, files), NewDirectories(tmp_path / "new", NAME))
-        assert {path: content for path, content in _read(loaded).items() if path in _FILES} == _FILES
+        assert {path: content for path, content in read_files(loaded).items() if path in _FILES} == _FILES
 
     def test_the_source_directory_is_not_changed(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
@@ -66,7 +66,7 @@ class AgentChecks:
         agent.load_complete()
         agent.unload()
         agent.unload_complete()
-        assert _read(source) == files
+        assert read_files(source) == files
 
     def test_two_loads_do_not_share_a_new_directory(self, tmp_path: Path) -> None:
         """The old version is in use while the new one loads."""
@@ -112,18 +112,14 @@ class AgentChecks:
         error = error_of(lambda: self.make(parameters).load(source, NewDirectories(tmp_path / "new", NAME)))
         assert isinstance(error, HeadraceError), f"{error!r} instead of an error of Headrace"
         assert error.message, "the error has no message"
-        assert _read(source) == files, "it has changed the source directory"
+        assert read_files(source) == files, "it has changed the source directory"
 
     def test_a_server_finds_it_and_serves_its_files(self, tmp_path: Path) -> None:
         files, parameters = self.prepare(_FILES)
         x = np.ones((1, 3), np.float32)
         self._store(tmp_path, files, parameters)
         with serve(tmp_path, model_control_mode="explicit", exit_on_error=False) as server:
-            names = server.plugins.agents.names()
-            assert self.agent in names, (
-                f"no installed distribution brings agent '{self.agent}', only {', '.join(names)}; add an entry point "
-                f'of the group headrace: {self.agent} = "{self.plugin}"'
-            )
+            assert_installed("agent", self.agent, self.plugin, server.plugins.agents.names())
             on_loop(server, server.load(NAME))
             np.testing.assert_array_equal(np.asarray(server.infer(NAME, {"x": x}).outputs["y"]), x)
             (served,) = server.served(NAME)
@@ -154,7 +150,3 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> Path:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes(content)
     return directory
-
-
-def _read(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from headrace import Backend, LoadError, Tensor
-from headrace_testing.driving import Subject, error_of
+from headrace_testing.driving import Subject, assert_installed, error_of
 from headrace_testing.example import NAME, Example, assert_same, write_model
 from headrace_testing.serving import on_loop, serve
 
@@ -43,11 +43,7 @@ class Loading(Subject):
 
     def test_a_server_finds_the_plugin(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         with serve(tmp_path_factory.mktemp("repository")) as server:
-            names = server.plugins.backends.names()
-        assert self.backend in names, (
-            f"no installed distribution brings backend '{self.backend}', only {', '.join(names)}; add an entry point "
-            f'of the group headrace: {self.backend} = "{self.plugin}"'
-        )
+            assert_installed("backend", self.backend, self.plugin, server.plugins.backends.names())
 
     def test_instances_are_of_the_declared_rungs(self, example: Example) -> None:
         rungs = self.backend_class.rungs

@@ -21,7 +21,7 @@ from headrace import (
     dtypes,
     parse_parameters,
 )
-from headrace_testing.driving import part_of
+from headrace_testing.driving import assert_installed, part_of
 from headrace_testing.example import NAME, bytes_of, copy_of, write_model
 from headrace_testing.metrics import measured
 from headrace_testing.plugin import NOT_RUN
@@ -132,11 +132,7 @@ class CacheChecks:
         write_model(repository, _CACHED)
         x = np.ones((1, 3), np.float32)
         server = Server(repository, cache_config={self.cache: dict(self.settings())})
-        names = server.plugins.caches.names()
-        assert self.cache in names, (
-            f"no installed distribution brings cache '{self.cache}', only {', '.join(names)}; add an entry "
-            f'point of the group headrace: {self.cache} = "{self.plugin}"'
-        )
+        assert_installed("cache", self.cache, self.plugin, server.plugins.caches.names())
         with server:
             (model,) = server.served(NAME)
             for _ in range(_MAX_REQUESTS):  # a response may be stored after its caller got it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -103,6 +103,14 @@ def backend_class(plugin: str, backend: str) -> type[Backend]:
     """Return the backend class ``backend`` that the module ``plugin`` registers."""
     found: type[Backend] = part_of(plugin, "backend", backend)
     return found
+
+
+def assert_installed(kind: str, name: str, plugin: str, names: Collection[str]) -> None:
+    """Fail unless ``name`` is among ``names``, the parts of ``kind`` that a server finds."""
+    assert name in names, (
+        f"no installed distribution brings {kind} '{name}', only {', '.join(names)}; add an entry point of the group "
+        f'headrace: {name} = "{plugin}"'
+    )
 
 
 class Driver:

@@ -25,7 +25,7 @@ from headrace import (
     WebSocketRoute,
     dtypes,
 )
-from headrace_testing.driving import error_of, part_of
+from headrace_testing.driving import assert_installed, error_of, part_of
 from headrace_testing.example import write_model
 from headrace_testing.extension_models import Refusing, installed_plugin
 from headrace_testing.frontend_models import Doubling, WaitingInstance
@@ -233,11 +233,7 @@ class ExtensionChecks:
         Doubling.instance.may.set()
         options = {"exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options()}
         with installed_plugin(), serve(repository, listen=True, **options) as server:
-            names = server.plugins.extensions.names()
-            assert self.extension in names, (
-                f"no installed distribution brings extension '{self.extension}', only {', '.join(names)}; add an entry "
-                f'point of the group headrace: {self.extension} = "{self.plugin}"'
-            )
+            assert_installed("extension", self.extension, self.plugin, server.plugins.extensions.names())
             on_loop(server, server.load("doubles"))
             enabled = [extension for extension in server.engine.extensions if extension.name == self.extension]
             assert enabled, f"extension '{self.extension}' is not enabled by its options"

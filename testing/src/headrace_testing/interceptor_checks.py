@@ -38,7 +38,7 @@ from headrace import (
     Unauthenticated,
     Watch,
 )
-from headrace_testing.driving import part_of
+from headrace_testing.driving import assert_installed, part_of
 from headrace_testing.example import NAME, write_model
 from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import serve
@@ -313,11 +313,7 @@ class InterceptorChecks:
 
     def test_a_server_finds_it_and_serves_the_admitted(self, tmp_path: Path) -> None:
         with _serving(tmp_path, self.options(), listen=True) as server:
-            names = server.plugins.interceptors.names()
-            assert self.interceptor in names, (
-                f"no installed distribution brings interceptor '{self.interceptor}', only {', '.join(names)}; add an "
-                f'entry point of the group headrace: {self.interceptor} = "{self.plugin}"'
-            )
+            assert_installed("interceptor", self.interceptor, self.plugin, server.plugins.interceptors.names())
             assert _post(server, f"/v2/models/{NAME}/infer", _JSON, self.headers()) == 200
             assert _call(server, _request(NAME), self.headers()) == "OK"
 

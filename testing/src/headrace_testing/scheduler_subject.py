@@ -23,7 +23,7 @@ from headrace import (
     Unavailable,
     dtypes,
 )
-from headrace_testing.driving import error_of, part_of
+from headrace_testing.driving import assert_installed, error_of, part_of
 from headrace_testing.example import NAME, write_model
 from headrace_testing.metrics import measured
 from headrace_testing.plugin import NOT_RUN
@@ -181,11 +181,7 @@ class ScheduledService(ScheduledSubject):
         for other in self.others:
             write_model(repository, f'name: "{other}" {OTHER}')
         with serve(repository, strict_readiness=False, exit_on_error=False) as server:
-            names = server.plugins.schedulers.names()
-            assert self.scheduler in names, (
-                f"no installed distribution brings scheduler '{self.scheduler}', only {', '.join(names)}; add an entry "
-                f'point of the group headrace: {self.scheduler} = "{self.plugin}"'
-            )
+            assert_installed("scheduler", self.scheduler, self.plugin, server.plugins.schedulers.names())
             (entry,) = [each for each in server.index() if each.name == NAME]
             assert entry.state == "READY", f"a model with this scheduler does not load: {entry.reason}"
             x = np.ones((min(2, self.most_rows or 2), 1), np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import OptionGroup, Server, ServerOptions, Storage
-from headrace_testing.driving import part_of
+from headrace_testing.driving import assert_installed, part_of
 from headrace_testing.example import NAME
 from headrace_testing.plugin import NOT_RUN
 from headrace_testing.serving import on_loop
@@ -76,7 +76,7 @@ class StorageChecks:
         self.store({"m": {"config.pbtxt": b"m"}, "m2": {"config.pbtxt": b"m2", "1/w": b""}})
         assert _files(opened, "m") == {"config.pbtxt"}
         assert _files(opened, "m2") == {"config.pbtxt", "1/w"}
-        assert _read(_fetch(opened, "m", tmp_path)) == {"config.pbtxt": b"m"}
+        assert read_files(_fetch(opened, "m", tmp_path)) == {"config.pbtxt": b"m"}
 
     def test_a_fingerprint_is_stable_while_nothing_changes(self, opened: Storage, tmp_path: Path) -> None:
         before = dict(opened.fingerprint("m"))
@@ -106,13 +106,13 @@ class StorageChecks:
         assert not opened.fingerprint("m")
 
     def test_fetched_files_equal_the_stored(self, opened: Storage, tmp_path: Path) -> None:
-        assert _read(_fetch(opened, "m", tmp_path)) == _FILES
+        assert read_files(_fetch(opened, "m", tmp_path)) == _FILES
 
     def test_single_files_can_be_fetched(self, opened: Storage, tmp_path: Path) -> None:
         wanted = ["config.pbtxt", "2/weights"]
         directory = opened.fetch("m", wanted, NewDirectories(tmp_path))
         assert {path: (directory / path).read_bytes() for path in wanted} == {path: _FILES[path] for path in wanted}
-        assert not opened.whole or _read(directory) == _FILES, "the storage is `whole`, and its directory is not"
+        assert not opened.whole or read_files(directory) == _FILES, "the storage is `whole`, and its directory is not"
 
     def test_a_fetch_does_not_change_the_repository(self, opened: Storage, tmp_path: Path) -> None:
         before = dict(opened.fingerprint("m"))
@@ -120,7 +120,7 @@ class StorageChecks:
         if directory.is_relative_to(tmp_path):
             (directory / "1/weights").write_bytes(b"written by a model")
         assert dict(opened.fingerprint("m")) == before
-        assert _read(_fetch(opened, "m", tmp_path / "b")) == _FILES
+        assert read_files(_fetch(opened, "m", tmp_path / "b")) == _FILES
 
     def test_a_new_version_does_not_change_a_fetched_one(self, opened: Storage, tmp_path: Path) -> None:
         first = _fetch(opened, "m", tmp_path / "a")
@@ -150,11 +150,7 @@ class StorageChecks:
     def test_a_server_finds_it_and_serves_its_models(self) -> None:
         url = self.store({NAME: _MODEL})
         server = Server(ServerOptions(model_repository=(url,), model_control_mode="explicit", load_model=(NAME,)))
-        names = server.plugins.storages.names()
-        assert self.storage in names, (
-            f"no installed distribution brings storage '{self.storage}', only {', '.join(names)}; add an entry "
-            f'point of the group headrace: {self.storage} = "{self.plugin}"'
-        )
+        assert_installed("storage", self.storage, self.plugin, server.plugins.storages.names())
         x = np.ones((1, 3), np.float32)
         with server:
             np.testing.assert_array_equal(np.asarray(server.infer(NAME, {"x": x}).outputs["y"]), x)
@@ -190,5 +186,6 @@ def _fetch(storage: Storage, model: str, parent: Path) -> Path:
     return storage.fetch(model, sorted(_files(storage, model)), NewDirectories(parent))
 
 
-def _read(directory: Path) -> dict[str, bytes]:
+def read_files(directory: Path) -> dict[str, bytes]:
+    """Return the contents of the files below ``directory`` by path."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -227,11 +227,11 @@ class _Unpacking:
             raise
 
 
-def _whole(parameters: Mapping[str, str], key: str, least: int) -> int:
+def _whole(parameters: Mapping[str, str], key: str, minimum: int) -> int:
     text = parameters[key]
-    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least:
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= minimum:
         return int(text)
-    raise ConfigError(f"parameter '{key}' is '{shown(text)}', expected a whole number from {least} on")
+    raise ConfigError(f"parameter '{key}' is '{shown(text)}', expected a whole number from {minimum} on")
 
 
 def _fail(error: OSError) -> None:

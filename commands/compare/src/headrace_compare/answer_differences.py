@@ -158,6 +158,6 @@ def _index(place: int | np.intp, shape: tuple[int, ...]) -> str:
     return str([int(each) for each in np.unravel_index(int(place), shape)] if is_inside else [int(place)])
 
 
-def _shown(value: Any, most: int = 120) -> str:
+def _shown(value: Any, limit: int = 120) -> str:
     text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -125,14 +125,14 @@ def _read_model(file: Path, settings: Mapping[str, Any], report: Report) -> Writ
     report.add(0, "input", f"{tensor}: {datatype}", Verdict.DIFFERS, detail, _PAGE)
     size = settings.get("max_batch_size", 0)
     delay, workers = settings.get("max_batch_time", 0), settings.get("parallel_workers") or 1
-    for setting, value, most in (
+    for setting, value, limit in (
         ("max_batch_size", size, _MAX_ROWS),
         ("max_batch_time", delay, _LONGEST_DELAY_S),
         ("parallel_workers", workers, _MAX_INSTANCES),
     ):
         kinds = int | float if setting == "max_batch_time" else int
-        if not (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most):
-            raise BadInput(f"{file}: '{setting}' is {value!r}, expected a number from 0 to {most}")
+        if not (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= limit):
+            raise BadInput(f"{file}: '{setting}' is {value!r}, expected a number from 0 to {limit}")
     rows = max(size, 64)
     config = f'backend: "python"\n{batching(rows, int(delay * 1e6) if size > 1 else 0, workers)}\n'
     code = _MODEL.format(file=artifact.name, name=tensor, datatype=datatype, rows=rows)

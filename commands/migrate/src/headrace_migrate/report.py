@@ -124,9 +124,9 @@ def install_line(distributions: Iterable[str]) -> str:
     return f"pip install {' '.join(quoted)}"
 
 
-def shortened(text: str, most: int = 60) -> str:
-    """Return ``text``, at most ``most`` characters of it."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def shortened(text: str, limit: int = 60) -> str:
+    """Return ``text``, at most ``limit`` characters of it."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _verdict_text(finding: Finding) -> str:

@@ -63,9 +63,9 @@ class Region(NamedTuple):
 class Regions:
     """All regions. Event loop only, except `find`, which any thread may call."""
 
-    def __init__(self, most: int) -> None:
-        """``most`` is how many regions there may be at once."""
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        """Allow at most ``limit`` regions at once."""
+        self._limit = limit
         self._known: dict[str, Region] = {}
         #: Regions that were unregistered while requests used them, and their memory as long as it is used.
         self._leaving: dict[str, tuple[Region, weakref.ref[Memory]]] = {}
@@ -94,9 +94,9 @@ class Regions:
             raise InvalidArgument(
                 f"the name of a shared memory region has {len(name)} characters; at most {_NAME_LENGTH} are allowed"
             )
-        if len(known) >= self._most:
+        if len(known) >= self._limit:
             raise ResourceExhausted(
-                f"failed to register shared memory region '{name}': there are {self._most} regions already, which is "
+                f"failed to register shared memory region '{name}': there are {self._limit} regions already, which is "
                 "the value of --shm-max-regions"
             )
 

@@ -122,8 +122,8 @@ def _bar(number: int, row: Row, total_ns: int, top: int) -> str:
     )
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def slowest(roots: Sequence[ReadCall]) -> ReadCall:

@@ -154,8 +154,8 @@ def _text(members: Mapping[str, Any], where: str, name: str, default: str) -> st
     return found
 
 
-def _seconds(members: Mapping[str, Any], where: str, name: str, default: int, least: int, most: int) -> int:
+def _seconds(members: Mapping[str, Any], where: str, name: str, default: int, minimum: int, maximum: int) -> int:
     found = members.get(name, default)
-    if type(found) is not int or not least <= found <= most:
-        raise ValueError(f"{where}.{name} is {one_line(repr(found))}; expected {least} to {most} seconds")
+    if type(found) is not int or not minimum <= found <= maximum:
+        raise ValueError(f"{where}.{name} is {one_line(repr(found))}; expected {minimum} to {maximum} seconds")
     return found

@@ -88,18 +88,18 @@ class Loads:
             raise Unavailable("Server exiting")
 
     async def _load(self, state: ModelState) -> None:
-        wanted: dict[str, LoadableModel] = {}
+        closure: dict[str, LoadableModel] = {}
         charged: list[str] = []
         try:
-            wanted = await self._closure(state.name)
-            if state.name not in wanted:
+            closure = await self._closure(state.name)
+            if state.name not in closure:
                 self.states.pop(state.name, None)
                 return
-            charged = await self._make_room(state, wanted)
+            charged = await self._make_room(state, closure)
             log.info("loading '%s' on demand", state.name)
             await self.models.load(state.name)
             await asyncio.to_thread(release_memory)
-            await self._settle(wanted, charged)
+            await self._settle(closure, charged)
             state.failed = None
             self.loaded += 1
         except asyncio.CancelledError:
@@ -139,8 +139,8 @@ class Loads:
                 names += model.needed
         return found
 
-    async def _make_room(self, state: ModelState, wanted: Mapping[str, LoadableModel]) -> list[str]:
-        """Wait for room, then charge the models of ``wanted`` that are not charged yet. Return their names.
+    async def _make_room(self, state: ModelState, closure: Mapping[str, LoadableModel]) -> list[str]:
+        """Wait for room, then charge the models of ``closure`` that are not charged yet. Return their names.
 
         Loads wait in a queue. The first one evicts idle models. If these are not enough after --on-demand-patience,
         busy ones get no new requests until they are idle. A later load gets its room at once if that does not delay
@@ -155,15 +155,15 @@ class Loads:
                 self._changed.clear()
                 is_near = load in self._queue[:_HEAD]
                 if is_near:
-                    needs = {name: (model, self.state(name)) for name, model in wanted.items()}
-                    estimates = self._estimates.of(state.name, needs, self._pinned_charges(wanted))
+                    needs = {name: (model, self.state(name)) for name, model in closure.items()}
+                    estimates = self._estimates.of(state.name, needs, self._pinned_charges(closure))
                     load.needed = {name: need for name, need in estimates.items() if name not in self.budget.charges}
-                    if self._is_clear(wanted) and self._has_room(load):
+                    if self._is_clear(closure) and self._has_room(load):
                         self.budget.charges |= load.needed
                         return list(load.needed)
-                    if self._queue[0] is load and self._is_clear(wanted):
+                    if self._queue[0] is load and self._is_clear(closure):
                         load.first_s = load.first_s or monotonic()
-                        self._evict_for(state, wanted, load)
+                        self._evict_for(state, closure, load)
                 with suppress(
                     TimeoutError, asyncio.TimeoutError
                 ):  # the end of a sequence or of the patience sets no event
@@ -183,36 +183,36 @@ class Loads:
     def _in_eviction(self) -> list[str]:
         return [each.name for each in self.states.values() if each.eviction is not None]
 
-    def _evict_for(self, state: ModelState, wanted: Mapping[str, LoadableModel], load: _WaitingLoad) -> None:
+    def _evict_for(self, state: ModelState, closure: Mapping[str, LoadableModel], load: _WaitingLoad) -> None:
         """Evict idle models so that ``load`` fits. After --on-demand-patience, evict busy ones, too."""
         is_patient = monotonic() - load.first_s < self._options.patience
 
         def is_evictable(each: ModelState) -> bool:
             return not self._is_pinned(each) and (each.is_idle or not (is_patient or each.has_sequences))
 
-        victims = self.budget.victims(load.needed.values(), self.open, wanted, self._in_eviction(), is_evictable)
+        victims = self.budget.victims(load.needed.values(), self.open, closure, self._in_eviction(), is_evictable)
         for victim in victims or ():
             self.evict(victim, f"its {format_size(self._charged(victim))} are needed for '{state.name}'")
 
-    def _is_clear(self, wanted: Mapping[str, LoadableModel]) -> bool:
-        """False if a model of ``wanted`` is being unloaded, or if the first model of its backend is being loaded.
+    def _is_clear(self, closure: Mapping[str, LoadableModel]) -> bool:
+        """False if a model of ``closure`` is being unloaded, or if the first model of its backend is being loaded.
 
         The memory of that first model gives a better estimate for the next one.
         """
-        if any(self.state(name).eviction is not None for name in wanted):
+        if any(self.state(name).eviction is not None for name in closure):
             return False
-        unknown = self._estimates.unmeasured(wanted.values())
+        unknown = self._estimates.unmeasured(closure.values())
         loading = (self.state(name) for name in self.budget.charges if name not in self.open)
         return not unknown or not any(each.backend in unknown and each.loading is not None for each in loading)
 
-    def _pinned_charges(self, wanted: Mapping[str, LoadableModel]) -> Mapping[str, Mapping[str, int]]:
-        """Return the charges of the loaded pinned models and their dependencies, without those of ``wanted``."""
+    def _pinned_charges(self, closure: Mapping[str, LoadableModel]) -> Mapping[str, Mapping[str, int]]:
+        """Return the charges of the loaded pinned models and their dependencies, without those of ``closure``."""
         names = [name for name, state in self.open.items() if self._is_pinned(state)]
         for name in names:  # grows in the loop
             names += [each for each in self.state(name).needed if each in self.open and each not in names]
-        return {name: self.budget.charges.get(name, {}) for name in names if name not in wanted}
+        return {name: self.budget.charges.get(name, {}) for name in names if name not in closure}
 
-    async def _settle(self, wanted: Mapping[str, LoadableModel], loaded: Sequence[str]) -> None:
+    async def _settle(self, closure: Mapping[str, LoadableModel], loaded: Sequence[str]) -> None:
         """Charge the measured memory of the models ``loaded``.
 
         Raises `LoadError`, and unloads the model, if it alone is above the budget.
@@ -222,10 +222,10 @@ class Loads:
             self.state(name).in_server = any(each.runs_on != "process" for each in executors)
             await self._measure_processes(self.state(name))
         self._charge()
-        top = self.state(next(iter(wanted)))
+        top = self.state(next(iter(closure)))
         alone = {top.name: self.budget.charges.get(top.name, {})}
         is_certain = not top.in_server or (len(self.open) == 1 and not self._is_changing)
-        if is_certain and (why := self.budget.why_impossible(alone, self._pinned_charges(wanted))):
+        if is_certain and (why := self.budget.why_impossible(alone, self._pinned_charges(closure))):
             self.evict(top, "it is above the budget")
             raise LoadError(f"model '{top.name}' was loaded and is unloaded again: {why}")
         for state in map(self.state, loaded):

@@ -34,18 +34,18 @@ class MemoryEstimates:
     def of(
         self,
         name: str,
-        wanted: Mapping[str, tuple[LoadableModel, ModelState]],
+        closure: Mapping[str, tuple[LoadableModel, ModelState]],
         pinned: Mapping[str, Mapping[str, int]],
     ) -> dict[str, Mapping[str, int]]:
-        """Return by device the charge of each model of ``wanted`` while ``name`` and its dependencies are loaded.
+        """Return by device the charge of each model of ``closure`` while ``name`` and its dependencies are loaded.
 
         A guess refuses no model: the sum is reduced to the budget without the charges of ``pinned`` models.
         Raises `LoadError` if the budget is too small for certain.
         """
-        least = {each: self._least(model, state) for each, (model, state) in wanted.items()}
+        least = {each: self._least(model, state) for each, (model, state) in closure.items()}
         if why := self._budget.why_impossible(least, pinned):
             raise LoadError(f"model '{name}' cannot be loaded: {why}")
-        more = {each: self._guess(*wanted[each]) - known[HOST] for each, known in least.items()}
+        more = {each: self._guess(*closure[each]) - known[HOST] for each, known in least.items()}
         total = sum(more.values())
         if HOST in self._budget.limits:
             taken = sum(charge.get(HOST, 0) for charge in (*pinned.values(), *least.values()))

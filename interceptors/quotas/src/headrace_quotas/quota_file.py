@@ -232,15 +232,15 @@ def _names(kind: Any) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 
 
-def _number(value: Any, place: str, least: float, most: float = _LARGEST) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{place} is {_as_text(value)}; expected a number from {least:g} to {most:g}")
+def _number(value: Any, place: str, minimum: float, maximum: float = _LARGEST) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise ValueError(f"{place} is {_as_text(value)}; expected a number from {minimum:g} to {maximum:g}")
     return float(value)
 
 
-def _integer(value: Any, place: str, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise ValueError(f"{place} is {_as_text(value)}; expected a whole number from {least} to {_LARGEST:g}")
+def _integer(value: Any, place: str, minimum: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
+        raise ValueError(f"{place} is {_as_text(value)}; expected a whole number from {minimum} to {_LARGEST:g}")
     return value
 
 

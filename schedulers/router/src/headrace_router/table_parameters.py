@@ -194,10 +194,10 @@ class _Parameter:
             raise self.wrong(f"'{shown(label)}' is the router itself")
         return found
 
-    def number(self, least: float, most: float) -> float:
+    def number(self, minimum: float, maximum: float) -> float:
         number = _number(self._text.strip())
-        if not isinstance(number, float) or not least <= number <= most:
-            raise self.wrong(f"expected a number from {least:,.15g} to {most:,.15g}")
+        if not isinstance(number, float) or not minimum <= number <= maximum:
+            raise self.wrong(f"expected a number from {minimum:,.15g} to {maximum:,.15g}")
         return number
 
     def shadow(self) -> tuple[RouteTarget, float]:

@@ -75,7 +75,7 @@ class CloudStore(ObjectStore):
         above = self._location.prefix
         start = len(above) + 1 if above else 0
         prefix = self._location.key(folder) if folder else above
-        with self._asking(f"listing '{prefix}'"):
+        with self._converted_errors(f"listing '{prefix}'"):
             for page in obstore.list(self._client, prefix=prefix or None, chunk_size=_PAGE):
                 for found in page:
                     tag = found["e_tag"] or f"{_UNTAGGED} {found['version']} {found['last_modified']}"
@@ -85,7 +85,7 @@ class CloudStore(ObjectStore):
         import obstore
 
         prefix = self._location.prefix
-        with self._asking(f"listing '{prefix}'"):
+        with self._converted_errors(f"listing '{prefix}'"):
             found = obstore.list_with_delimiter(self._client, prefix=prefix or None)
         return [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
 
@@ -93,7 +93,7 @@ class CloudStore(ObjectStore):
         import obstore
 
         key = self._location.key(each.path)
-        with self._asking(f"asking for '{key}'"):
+        with self._converted_errors(f"asking for '{key}'"):
             try:
                 obstore.head(self._client, key)
             except FileNotFoundError:
@@ -146,7 +146,7 @@ class CloudStore(ObjectStore):
     def _reading(self, each: StoredObject) -> Iterator[None]:
         from obstore.exceptions import PreconditionError
 
-        with self._asking(f"reading '{self._location.key(each.path)}'"):
+        with self._converted_errors(f"reading '{self._location.key(each.path)}'"):
             try:
                 yield
             except (PreconditionError, FileNotFoundError):
@@ -157,7 +157,7 @@ class CloudStore(ObjectStore):
                 raise
 
     @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _converted_errors(self, what: str) -> Iterator[None]:
         """Convert errors of obstore to a `HeadraceError`. A panic of its Rust code is no `Exception`."""
         from obstore.exceptions import InvalidPathError
 

@@ -61,7 +61,7 @@ class FsspecStore(ObjectStore):
         self.identity = f"{scheme}://{self._root}"
 
     def objects(self, folder: str = "") -> Iterator[StoredObject]:
-        with self._worded(f"listing '{folder}'"):
+        with self._converted_errors(f"listing '{folder}'"):
             self._files.invalidate_cache()
             try:
                 first = self._list(self._name_of(folder) if folder else self._root)
@@ -110,18 +110,18 @@ class FsspecStore(ObjectStore):
         return StoredObject(self._path_of(name), int(info["size"]), str(tag), _seconds(time))
 
     def folders(self) -> list[str]:
-        with self._worded("listing ''"):
+        with self._converted_errors("listing ''"):
             self._files.invalidate_cache()
             found = self._list(self._root)
         return [self._path_of(each["name"].rstrip("/")) for each in found if each["type"] == "directory"]
 
     def exists(self, each: StoredObject) -> bool:
-        with self._worded(f"asking for '{each.path}'"):
+        with self._converted_errors(f"asking for '{each.path}'"):
             return bool(self._files.exists(self._name_of(each.path)))
 
     def read(self, each: StoredObject, start: int, end: int) -> memoryview:
         is_whole = end - start == each.size
-        with self._worded(f"reading '{each.path}'"):
+        with self._converted_errors(f"reading '{each.path}'"):
             if self._is_web:
                 read = b"".join(self.stream(each)) if is_whole else self._read_part(each, start, end)
             else:
@@ -155,7 +155,7 @@ class FsspecStore(ObjectStore):
     def stream(self, each: StoredObject) -> Iterator[memoryview]:
         count = 0
         name, settings = self._name_of(each.path), {"size": each.size, "block_size": 0} if self._is_web else {}
-        with self._worded(f"reading '{each.path}'"), self._files.open(name, "rb", **settings) as file:
+        with self._converted_errors(f"reading '{each.path}'"), self._files.open(name, "rb", **settings) as file:
             while count <= each.size and (part := file.read(PART_BYTES)):
                 count += len(part)
                 yield memoryview(part)
@@ -163,7 +163,7 @@ class FsspecStore(ObjectStore):
             raise _another_size(each)
 
     @contextmanager
-    def _worded(self, what: str) -> Iterator[None]:
+    def _converted_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except HeadraceError:
