@@ -63,7 +63,7 @@ def test_empty_levels_cost_nothing() -> None:
         passing = ticket()
         queue.add(passing, level)
         assert queue.remove(passing)
-    assert len(queue.lanes) <= 4
+    assert len(queue.lanes) <= 6
     assert queue.postpone(waiting, 2**64 - 1)
     assert (names(queue), queue.size(2**64 - 1), queue.size(5)) == (["waiting"], 1, 0)
 

@@ -35,21 +35,16 @@ class LoopSink:
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """Deliver a batch of last answers after everything sent before. Callers that wait on threads get theirs at
         once."""
-        self._deliver_at_once(tickets, answers)
-        self._mailbox.send(self._source.deliver, tickets, answers)
-
-    @staticmethod
-    def _deliver_at_once(tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         for ticket, answer in zip(tickets, answers, strict=True):
             at_once = ticket.respond_at_once  # read once: the loop may reset it at any time
             if at_once is not None and isinstance(answer, InferResponse):
                 at_once(answer)
+        self._mailbox.send(self._source.deliver, tickets, answers)
 
     def deliver_now(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """`deliver` on the event loop, which has run the batch: everything is delivered when this returns."""
         clear_thread_model()
         self._mailbox.flush()
-        self._deliver_at_once(tickets, answers)
         try:
             self._source.deliver(tickets, answers)
         except KeyboardInterrupt:

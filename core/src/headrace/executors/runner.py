@@ -157,10 +157,12 @@ class RowsRunner(Runner):
                 for own, part in zip(parts, split_rows(tensor, rows), strict=True):
                     own[name] = part
         answers: list[Answer] = []
+        parameters, name, version = self.parameters, self.schema.name, self.schema.version
         for ticket, own in zip(batch, parts, strict=True):
-            if names := ticket.request.outputs:
-                own = {name: own[name] for name in names}
-            answers.append(self.respond(ticket.request, own))
+            request = ticket.request
+            if request.outputs:
+                own = {output: own[output] for output in request.outputs}
+            answers.append(InferResponse(own, parameters, name, version, request.id))
         if isinstance(batch, Batch):  # padding has no caller
             return [None if isinstance(ticket, Padding) else each for ticket, each in zip(batch, answers, strict=True)]
         return answers

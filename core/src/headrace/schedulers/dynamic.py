@@ -209,8 +209,10 @@ class DynamicScheduler(FullScheduler):
         policy = self._priorities.policy(1)
         has_levels = self._priorities.levels > 1
         self._has_limits = bool(has_levels or policy.max_size or policy.default_timeout_ns)
-        #: True if `submit` has more to do than to queue the request.
-        self._submit_has_work = self._has_limits or bool(self._rule.max_delay_ns)
+        #: True if a request may have a deadline: by the config, or by a class that overrides `submit`.
+        self._has_deadlines = self._has_limits or type(self).submit is not DynamicScheduler.submit
+        if not (self._has_deadlines or rule.max_delay_ns):
+            self.submit = super().submit  # type: ignore[method-assign]  # there is nothing to do
         #: True if each new request is placed behind all others. Levels and postponed requests break this.
         self._arrives_last = not (has_levels or policy.postpones)
         self._forming_key: object = None
@@ -226,8 +228,6 @@ class DynamicScheduler(FullScheduler):
         return BatchRule.from_config(context.config)
 
     def submit(self, ticket: Ticket) -> int | None:
-        if not self._submit_has_work:
-            return None
         if self._rule.max_delay_ns and (ticket.batch_key != self._forming_key or not self._arrives_last):
             self.context.ask_again()  # the request may complete the forming batch by not fitting into it
         if not self._has_limits:
@@ -252,10 +252,11 @@ class DynamicScheduler(FullScheduler):
         if self._shares_evenly:
             most = min(most, self._share(instance))
             head = head[:most]
-        # A request past its deadline is skipped: its timer is about to answer it.
-        waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
-        if len(waiting) < len(head):  # their places go to the requests behind them
-            waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][:most]
+        waiting: Sequence[Ticket] = head
+        if self._has_deadlines:  # a request past its deadline is skipped: its timer is about to answer it
+            waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
+            if len(waiting) < len(head):  # their places go to the requests behind them
+                waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][:most]
         if not waiting or rule.max_requests == 1:
             return waiting
         count, wait_ns, missing_rows, rows, reason = decide(waiting, rule, now_ns)

@@ -30,10 +30,12 @@ class RequestQueue:
     """
 
     def __init__(self) -> None:
+        #: The requests that wait at level 1 and are not postponed: nearly all.
+        self.first: Lane = OrderedDict()
         #: Per level in use: the waiting requests, and the postponed ones. A model may have 2^64 - 1 levels.
-        self._levels: dict[int, tuple[Lane, Lane]] = {}
+        self._levels: dict[int, tuple[Lane, Lane]] = {1: (self.first, OrderedDict())}
         #: All lanes in order of service. Replaced, never changed.
-        self.lanes: tuple[Lane, ...] = ()
+        self.lanes: tuple[Lane, ...] = self._levels[1]
 
     def __len__(self) -> int:
         return sum(map(len, self.lanes))
@@ -68,11 +70,11 @@ class RequestQueue:
         return False
 
     def _open(self, level: int) -> tuple[Lane, Lane]:
-        """Create the lanes of ``level``, and remove the levels where nothing waits, because callers choose the levels.
+        """Create the lanes of ``level``, and remove the levels above 1 where nothing waits: callers choose the levels.
 
         Only `add` and `postpone` put requests into a lane, and they run on this thread. So an empty lane stays empty.
         """
-        levels = {known: lanes for known, lanes in self._levels.items() if lanes[0] or lanes[1]}
+        levels = {known: lanes for known, lanes in self._levels.items() if known == 1 or lanes[0] or lanes[1]}
         levels[level] = (OrderedDict(), OrderedDict())
         self._levels = dict(sorted(levels.items()))
         self.lanes = tuple(chain.from_iterable(self._levels.values()))

@@ -130,7 +130,7 @@ class InstanceSource:
 
     def _dequeue(self, chosen: Sequence[Ticket], now_ns: int) -> list[Ticket]:
         """Remove ``chosen`` from the queue and record the batch. Return the requests that were still waiting."""
-        remove = self._remove
+        pop, remove = self._queue.first.pop, self._remove  # nearly all wait in the first lane
         if self._kept:
             self._request_kept_outputs(chosen)
         reason, rows, is_pinned = "", 0, False
@@ -142,7 +142,7 @@ class InstanceSource:
                     if added:
                         request = ticket.request
                         ticket.request = request.with_inputs({**request.inputs, **added})
-        batch = requests = [ticket for ticket in chosen if remove(ticket)]
+        batch = requests = [ticket for ticket in chosen if pop(ticket, ticket) is None or remove(ticket)]
         count = len(batch)
         if count < len(chosen):  # some were cancelled or taken meanwhile, or are padding
             if not count:

@@ -60,9 +60,10 @@ class ModelQueue(Dispatcher):
         self._timers: dict[Ticket, Timer] = {}
         #: Sources of instances that are being removed.
         self._dismissed: list[InstanceSource] = []
-        # Bound once, because every request needs them: `Clock.now_ns`, `Scheduler.submit`, `RequestQueue.add`,
+        # Bound once, because every request needs them: `Clock.now_ns`, `Scheduler.submit`, `RequestQueue.first`,
         # `InFlightTracker.open`, and `_cancel`, which a ticket calls when it is cancelled.
-        self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
+        self._now_ns, self._submit, self._first = self.clock.now_ns, self.scheduler.submit, self.queue.first
+        self._asks_scheduler = getattr(self._submit, "__func__", None) is not Scheduler.submit
         self._on_cancel = self._cancel
         self._open = self._tracker.open
         self._holds_back = bool(self.kept) or self.full_scheduler.keeps_order
@@ -87,17 +88,18 @@ class ModelQueue(Dispatcher):
         if self._holds_back:
             ticket.respond_at_once = None  # an answer may have to wait for its turn, or may have outputs to remove
         try:
-            level = self._submit(ticket)
+            level = self._submit(ticket) if self._asks_scheduler else None
         except BaseException as error:
             if not has_entered:
                 self._refuse(ticket, error)
             raise
         if level is None:
-            level = 1
-        elif not level:
+            self._first[ticket] = None
+        elif level:
+            self.queue.add(ticket, level)
+        else:
             ticket.on_cancel = self._cancel_own
             return
-        self._add(ticket, level)
         if ticket.deadline_ns:
             self._start_timer(ticket)
         self.change_count += ticket.rows or 1

@@ -102,7 +102,7 @@ class ReschedulingModelQueue(ModelQueue):
         if level == 0:
             ticket.on_cancel = self._cancel_own
             return None
-        self._add(ticket, level or 1)
+        self.queue.add(ticket, level or 1)
         if ticket.deadline_ns:
             self._start_timer(ticket)
         return None
