@@ -21,6 +21,7 @@ from headrace_grpc.wire import LENGTH_DELIMITED, MESSAGE_BYTES, Buffer, varint
 from headrace_hosts import classification
 from headrace_locations.tensor_locations import Target
 
+_ID_TAG = bytes([3 << 3 | LENGTH_DELIMITED])
 _RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])
 _ERROR_MESSAGE_TAG = bytes([1 << 3 | LENGTH_DELIMITED])
 _INFER_RESPONSE_TAG = bytes([2 << 3 | LENGTH_DELIMITED])
@@ -84,22 +85,27 @@ def _names(model_name: str, model_version: str) -> bytes:
 
 
 def _rare(response: InferResponse, final: bool | None) -> bytes:
-    """Return the fields that few responses have."""
-    parameters = response.parameters
-    if parameters and set(map(type, parameters.values())) == {str}:  # 1, 1.0 and True are one key of a cache
-        texts = _texts(tuple(parameters.items()))
-        return texts if final is None and not response.id else _rare(InferResponse({}, id=response.id), final) + texts
-    header = ModelInferResponse(id=response.id)
-    if parameters:
-        infer_parameters.write(parameters, header.parameters)
-    if final is not None:
-        header.parameters[_FINAL].bool_param = final
+    """Return the fields that not all responses have."""
+    header = b""
+    if response.id:
+        text = response.id.encode()
+        header = _ID_TAG + varint(len(text)) + text
+    if parameters := response.parameters:
+        is_text = set(map(type, parameters.values())) == {str}  # 1, 1.0 and True are one key of a cache
+        header += (_texts if is_text else _texts.__wrapped__)(tuple(parameters.items()))
+    return header if final is None else header + _final(final)
+
+
+@lru_cache(2)
+def _final(is_final: bool) -> bytes:
+    header = ModelInferResponse()
+    header.parameters[_FINAL].bool_param = is_final
     return header.SerializeToString()
 
 
 @lru_cache(256)
 def _texts(parameters: tuple[tuple[str, Parameter], ...]) -> bytes:
-    """Return parameters that are strings. Cached, because those of a scheduler repeat."""
+    """Return ``parameters``. Cached if all are strings, because those of a scheduler repeat."""
     header = ModelInferResponse()
     infer_parameters.write(dict(parameters), header.parameters)
     return header.SerializeToString()
@@ -116,10 +122,8 @@ def _described(outputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
 
 def encode_empty(id: str, model_name: str = "", model_version: str = "", final: bool | None = None) -> bytes:
     """Return a response without outputs: the end of a decoupled request, or the body of an error."""
-    header = ModelInferResponse(model_name=model_name, model_version=model_version, id=id)
-    if final is not None:
-        header.parameters[_FINAL].bool_param = final
-    return header.SerializeToString()
+    names = _names.__wrapped__(model_name, model_version)  # not kept: of an error, they may be any
+    return names + _rare(InferResponse({}, id=id), final)
 
 
 # ---------------------------------------------------------------------- on the wire

@@ -11,10 +11,10 @@ type), or if fields contradict each other. `wire.unpack` and `decode` read these
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -46,6 +46,7 @@ _NAME, _VERSION, _ID, _PARAMETER, _INPUT, _OUTPUT, _RAW = (
 
 
 _NO_CLASSES: Mapping[str, int] = {}
+_NO_PARAMETERS = RequestParameters()
 
 
 class _Unusual(Exception):
@@ -71,7 +72,7 @@ class UsualMessage(NamedTuple):
     inputs: Sequence[tuple[_InputHead, int, int]]
     outputs: Sequence[str]
     classes: Mapping[str, int]
-    parameters: RequestParameters | None
+    parameters: RequestParameters
     alike: object = None
 
     @property
@@ -80,6 +81,8 @@ class UsualMessage(NamedTuple):
         return self
 
 
+#: The constructor would be a Python call.
+_new_message = cast("Callable[[tuple[object, ...]], UsualMessage]", partial(tuple.__new__, UsualMessage))
 #: A message that has been read, one way or the other.
 ReadMessage: TypeAlias = RawRequest | UsualMessage
 
@@ -100,11 +103,6 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
             inputs[head.name] = BytesTensor(memoryview(body)[begin:end], head.shape)
         else:
             inputs[head.name] = np.ndarray(head.shape, head.numpy, body, begin)
-    if read is None:
-        request = InferRequest(
-            name, inputs, outputs, request_id, version, {**forwarded} if forwarded else {}, alike=alike
-        )
-        return Decoded(request, classes)
     request = InferRequest(
         name,
         inputs,
@@ -117,7 +115,10 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
         read.sequence_id,
         read.sequence_start,
         read.sequence_end,
-        alike=alike,
+        (),
+        None,
+        False,
+        alike,
     )
     return Decoded(request, classes, read.protocol_flag)
 
@@ -138,7 +139,7 @@ class _Layout(NamedTuple):
     inputs: Sequence[tuple[_InputHead, int, int]]
     outputs: Sequence[str]
     classes: Mapping[str, int]
-    parameters: RequestParameters | None
+    parameters: RequestParameters
     alike: object
 
 
@@ -155,7 +156,7 @@ def _read_alike(body: Buffer) -> UsualMessage | None:
         return None
     _, _, begin, end, name, version, inputs, outputs, classes, read, alike = layout
     try:
-        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, read, alike)
+        return _new_message((body, name, version, body[begin:end].decode(), inputs, outputs, classes, read, alike))
     except UnicodeDecodeError:
         return None
 
@@ -234,7 +235,7 @@ def _read(body: Buffer) -> UsualMessage | None:
             inputs.append((head, begin, stop))
         if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
             return None
-        read, repeats = _read_parameters(b"".join(parameters)) if parameters else (None, True)
+        read, repeats = _read_parameters(b"".join(parameters)) if parameters else (_NO_PARAMETERS, True)
         message = UsualMessage(
             body, name.decode(), version.decode(), request_id.decode(), inputs, outputs, classes, read
         )
