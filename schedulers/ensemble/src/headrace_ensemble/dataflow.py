@@ -59,13 +59,7 @@ class Dataflow(Item):
     )  # fmt: skip
 
     def __init__(self, plan: DataflowPlan, ticket: Ticket, answer: Callable[[Ticket, Answer, bool], None]) -> None:
-        self.values, self.calls, self.missing = (
-            plan.empty.copy(),
-            {},
-            plan.missing,
-        )  # what the base does, without the call
-        self.waits, self.uses = plan.waits and plan.waits.copy(), plan.uses and plan.uses.copy()
-        self.sequences = self.skipped = None
+        Item.__init__(self, plan)  # `super` would cost a call more
         self.ticket, self._plan, self._answer = ticket, plan, answer
         callers = ticket.request.callers
         self._callers = (*callers, *plan.callers) if callers else plan.callers
@@ -145,7 +139,7 @@ class Dataflow(Item):
         sequence_id, start, end = request.sequence_id, request.sequence_start, request.sequence_end
         if item.sequences is not None:
             sequence_id, start, end = _sequence(item.sequences, step, sequence_id, start, end)
-        asked = InferRequest(
+        sent = InferRequest(
             step.name,
             inputs,
             step.outputs,
@@ -162,7 +156,7 @@ class Dataflow(Item):
             step.opens > 0,
             kind,
         )
-        item.calls[step.index] = ticket = Ticket(asked, partial(self._heard, item, step))
+        item.calls[step.index] = ticket = Ticket(sent, partial(self._received, item, step))
         if step.on_device:
             ticket.on_device = step.on_device
         self._under_way += 1
@@ -174,10 +168,10 @@ class Dataflow(Item):
 
     # ------------------------------------------------------------------ in
 
-    def _heard(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+    def _received(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
         """Handle an answer of a step with a single response."""
         if not final or answer is None:
-            self._heard_otherwise(item, step, answer, final)
+            self._received_early(item, step, answer, final)
             return
         if isinstance(answer, HeadraceError):
             self._fail(answer)
@@ -190,7 +184,7 @@ class Dataflow(Item):
         if not self._under_way:
             self._settle()
 
-    def _heard_otherwise(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+    def _received_early(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
         """Handle an answer other than the single expected one."""
         self._early = self._early if self._early is not None else {}
         early = self._early.setdefault((item, step), [])
@@ -198,7 +192,7 @@ class Dataflow(Item):
             early.append(answer)
         if final:
             del self._early[item, step]
-            self._heard(item, step, _single(early), True)
+            self._received(item, step, _single(early), True)
 
     def _put(self, item: Item, step: Step, outputs: Mapping[str, Tensor]) -> list[Step]:
         """Keep ``outputs`` of ``step``. Return the steps that now have all their inputs."""
@@ -242,7 +236,7 @@ class Dataflow(Item):
                 return
         request = self.ticket.request
         if missing and (request.outputs or not outputs):
-            self._lacks(missing)
+            self._incomplete(missing)
             return
         parameters = _NO_PARAMETERS
         if request.sequence_id:
@@ -252,7 +246,7 @@ class Dataflow(Item):
             parameters = {**parameters, **_sequence_parameters(item.sequences, self._plan.outputs)}
         self._response = InferResponse(outputs, parameters, id=request.id)
 
-    def _lacks(self, missing: Iterable[str]) -> None:
+    def _incomplete(self, missing: Iterable[str]) -> None:
         """Note that the caller gets no response, because requested outputs are ``missing``."""
         self._fail(InvalidArgument(self.ticket.request.log_id + "; ".join(missing)))
 

@@ -55,15 +55,15 @@ class StreamedDataflow(Dataflow):
             self._running[step] = running + 1
             super()._launch(item, step)
 
-    def _heard(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+    def _received(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
         if step.opens:
-            self._heard_many(item, step, answer, final)
+            self._received_many(item, step, answer, final)
         else:
-            super()._heard(item, step, answer, final)
+            super()._received(item, step, answer, final)
         if self._emitted:
             self._settle()
 
-    def _heard_many(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+    def _received_many(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
         """Handle an answer of a decoupled step: each response is an item of its stream."""
         if isinstance(answer, HeadraceError):
             self._fail(answer)
@@ -117,7 +117,7 @@ class StreamedDataflow(Dataflow):
             self._response = None
             item.values.clear()  # no step needs any: all that the outputs need has run
 
-    def _lacks(self, missing: Iterable[str]) -> None:
+    def _incomplete(self, missing: Iterable[str]) -> None:
         """Leave out a response: others may have the requested outputs."""
 
     def _settle(self) -> None:
