@@ -1,7 +1,7 @@
-"""A server whose environment has what Headrace requires, and neither its extras nor a plugin.
+"""A server in an environment with the requirements of Headrace, and without extras and plugins.
 
-The session `bare` of the noxfile runs this where they are not installed. Anywhere else they are hidden from the server,
-so that it finds what it would find there.
+The session `bare` of the noxfile runs this without them installed. In other environments they are hidden from the
+server.
 """
 
 from __future__ import annotations

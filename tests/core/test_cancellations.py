@@ -1,4 +1,4 @@
-"""Hundreds of callers who leave at random: waiting, executed, answered. Everybody is told once, and nothing is left.
+"""Hundreds of requests, cancelled at random: waiting, executed, answered. Each is answered once, and nothing remains.
 
 Real threads execute behind a gate that opens and closes at random; ``benchmarks/cancellations.py`` does the same to a
 server over its protocols, ten thousand times.

@@ -1,7 +1,7 @@
-"""Requests leave nothing that only the garbage collector can find: a server that makes no cycles need not look for any.
+"""Requests create no garbage that only the garbage collector finds: a server without cycles need not collect any.
 
-A plugin has the collector of a real server count what was left. ``HEADRACE_REQUESTS=100000`` has as many requests of
-each kind as that put to it, which takes hours; a cycle in every second request shows at 60 as well.
+A plugin runs the collector of a real server and counts the garbage. ``HEADRACE_REQUESTS=100000`` has as many requests
+of each kind as that put to it, which takes hours; a cycle in every second request shows at 60 as well.
 """
 
 from __future__ import annotations

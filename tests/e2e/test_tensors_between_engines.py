@@ -1,7 +1,7 @@
 """Every engine's outputs of every data type are inputs of every other engine, and of itself.
 
-NumPy has several dtypes for one type: ``longlong`` equals ``int64``, and engines refuse the one or the other. Models
-are identities: the oracle is what was sent.
+NumPy has several dtypes for one type: ``longlong`` equals ``int64``, and engines refuse one or the other. Models
+are identities: the oracle is the sent tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes on the wire, spelled out from the protocol: HTTP's binary extension, and protobuf for gRPC.
 
-Nothing here was copied from an answer of ours. Field numbers are those of grpc_service.proto
-(docs/spec/behaviours.md section 2.1); a key is ``number << 3 | type``, with type 2 for what has a length.
+Nothing here was copied from an answer of Headrace. Field numbers are those of grpc_service.proto
+(docs/spec/behaviours.md section 2.1); a key is ``number << 3 | type``, with type 2 for fields with a length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RFC 9112 as bytes: what a caller sends, and what each port of the server makes of it.
+"""RFC 9112 as bytes: requests of a client, and the answers of each port of the server.
 
 Every row is sent to the native HTTP host, to hypercorn and to the metrics port, and behind it a request that ends the
 connection: if the row leaves the connection in order, that one is answered as the last, and not otherwise. So a row
@@ -42,9 +42,9 @@ def chunks(*parts: bytes, trailers: bytes = b"") -> bytes:
 
 @dataclass(frozen=True)
 class Row:
-    """``statuses`` of the answers to ``sent``; ``stays`` where the connection goes on behind them.
+    """``statuses`` of the answers to ``sent``; ``stays`` if the connection stays open after them.
 
-    ``h11`` has what hypercorn answers where that is another thing within the RFC, and ``why`` says so.
+    ``h11`` has a different answer of hypercorn that the RFC permits, and ``why`` the reason.
     """
 
     name: str
@@ -261,7 +261,7 @@ def ask(number: int, sent: bytes, step: int = 1 << 30) -> bytes:
 def statuses(answer: bytes, request: bytes = b"") -> tuple[int, ...]:
     """Of all answers in ``answer``, each of which must be as long as it says; the first to HEAD has no body.
 
-    Those that are no last answers are left out: whether a caller is told to go on depends on how soon it does.
+    Interim answers are omitted: whether the server sends 100 depends on how soon the client continues.
     """
     found = []
     while answer:

@@ -1,4 +1,4 @@
-"""The CUDA driver as ctypes calls it: what it answers is an error with the function's name."""
+"""The CUDA driver as ctypes calls it: an error code becomes an error with the function's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries of a package that is about to be imported are read, and those of others are not."""
+"""The libraries of a package are read before its import, and those of other packages are not."""
 
 from __future__ import annotations
 

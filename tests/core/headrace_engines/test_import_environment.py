@@ -1,4 +1,4 @@
-"""The environment while an engine is imported: what is set, what stays, and what is left afterwards."""
+"""The environment variables while an engine is imported, and afterwards."""
 
 from __future__ import annotations
 

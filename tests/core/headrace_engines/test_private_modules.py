@@ -40,7 +40,7 @@ def load_model(tmp_path: Path) -> Iterator[Load]:
 
 @pytest.fixture
 def byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python writes byte code, as it does unless it is told not to."""
+    """Python writes byte code, as by default."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
 

@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def messages(self) -> list[tuple[int, bytes]]:
-        """Flag and content of each; what is incomplete fails."""
+        """Return the flag and the content of each message; an incomplete one fails."""
         found, rest = [], self.data
         while rest:
             flag, size = struct.unpack(">BI", rest[:5])
@@ -76,7 +76,7 @@ class Closed(Exception):
 
 
 class Peer:
-    """A client connection to ``port``. Reading keeps what has come for each stream."""
+    """A client connection to ``port``. Reading stores the frames of each stream."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Peer:
         self.was_reset = False
         self._block: tuple[int, int, bytes] | None = None
         self.answers: dict[int, Answer] = {}
-        #: Every frame that came, in order.
+        #: Every received frame, in order.
         self.seen: list[frames.Frame] = []
-        #: Whether what is read is credited at once, and whether settings are acknowledged.
+        #: True if read bytes are credited at once, and True if settings are acknowledged.
         self.credits, self.acknowledges = True, start
         if start:
             self.send(PREFACE, frames.SettingsFrame(settings=dict(settings or {})))
@@ -141,7 +141,7 @@ class Peer:
     # ------------------------------------------------------------------ sending
 
     def send(self, *what: frames.Frame | bytes) -> Peer:
-        """Frames or bytes, in one write. What the server does not want any more is lost in silence."""
+        """Write frames or bytes at once. If the server has closed, they are lost without an error."""
         self._unacknowledged += sum(isinstance(each, frames.SettingsFrame) and not each.flags for each in what)
         try:
             self.socket.sendall(b"".join(each if isinstance(each, bytes) else each.serialize() for each in what))
@@ -154,7 +154,7 @@ class Peer:
         return self.encoder.encode(list(headers), huffman=False)
 
     def headers(self, stream: int, headers: Headers | None = None, *flags: str, **rest: Any) -> frames.HeadersFrame:
-        """HEADERS, whole unless told otherwise: END_HEADERS is set, END_STREAM is not."""
+        """Return HEADERS, whole by default: END_HEADERS is set, END_STREAM is not."""
         found = frames.HeadersFrame(stream, self.block(self.fields() if headers is None else headers), **rest)
         found.flags |= {"END_HEADERS", *flags}
         return found
@@ -219,16 +219,16 @@ class Peer:
                 self.read()
 
     def listen(self, seconds: float) -> None:
-        """Read what comes within ``seconds``. Returns sooner if the server closes the connection."""
+        """Read frames for ``seconds``. Return sooner if the server closes the connection."""
         end = time.monotonic() + seconds
         with contextlib.suppress(Closed):
             while (left := end - time.monotonic()) > 0 and select.select([self.socket], [], [], left)[0]:
                 self.read()
 
     def settle(self) -> None:
-        """Returns when the server has read all that was sent, which it tells by acknowledging settings.
+        """Return when the server has read everything that was sent: it has then acknowledged settings.
 
-        Twice, because what it answers at once may follow the first.
+        Twice, because its immediate answers may follow the first acknowledgement.
         """
         for _ in range(2):
             self.send(frames.SettingsFrame())
@@ -281,7 +281,7 @@ def _text(value: str | bytes) -> str:
 
 @pytest.fixture(scope="session")
 def host() -> type[GrpcHost]:
-    """The host of gRPC that the tests run on. Those that ask for it also run on the hosts of plugins."""
+    """The gRPC host of a test. Tests with this fixture also run on the hosts of plugins."""
     return GrpcFrontend
 
 

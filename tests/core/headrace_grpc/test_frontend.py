@@ -1,6 +1,6 @@
 """The frontend of a real server, driven by stock clients over a socket.
 
-On the native host, and on those of plugins, whose tests import these.
+For the native host, and the hosts of plugins, whose tests import these.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] label_filename: "labels.txt" } ]
 """
-#: Waits in its queue for longer than any test runs, unless eight rows come together.
+#: Waits in its queue for longer than any test runs, unless eight rows wait together.
 PATIENT = CONFIG + "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 600000000 }"
 
 
 class Watched(Server):
-    """A server that tells when it has taken a request and when one was cancelled."""
+    """A server that records its requests and their cancellations."""
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(options)

@@ -1,6 +1,6 @@
-"""A host with RPCs of its own, driven by grpcio's client: a handler can not tell the hosts apart.
+"""A host with RPCs of its own, driven by grpcio's client: a handler works the same on all hosts.
 
-The native host, and those of plugins, whose tests import these.
+For the native host, and the hosts of plugins, whose tests import these.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TrialService:
             self.cancelled.set()
 
     async def listen(self, requests: AsyncIterator[bytes], send: Send, context: Context) -> None:
-        """Grpcio ends the requests of those who leave, the native host cancels the task."""
+        """Grpcio ends the request iterator of a client that disconnects, the native host cancels the task."""
         try:
             async for _ in requests:
                 self.begun.set()
@@ -235,7 +235,7 @@ async def test_an_answer_may_come_later(host: Host) -> None:
 
 @asynchronous
 async def test_a_call_behind_thousands_that_were_cancelled_is_answered(host: Host) -> None:
-    """They come while the loop has no time for them; grpc's core by itself refuses any of so many as cancelled."""
+    """They arrive while the loop is busy; grpc's core by itself refuses any of this many as cancelled."""
     sent = threading.Event()
 
     def ask(port: int) -> bytes:
@@ -329,7 +329,7 @@ async def test_packed_answers_are_understood(host: Host, level: str) -> None:
         assert await served.unary("packed", b"a" * MIB) == b"a" * MIB
 
 
-# ------------------------------------------------------------------------ those who leave
+# ------------------------------------------------------------------------ clients that disconnect
 
 
 @pytest.mark.parametrize("method", ["wait", "later"])
@@ -484,7 +484,7 @@ async def test_stopping_answers_what_is_in_flight_and_takes_no_more(host: Host, 
         call = asyncio.ensure_future(served.unary(method, b"x"))
         await served.service.begun.wait()
         stop = asyncio.ensure_future(served.stop())
-        await _refuses_connections(served.port)  # grpc's core may forget one that comes while it closes the port
+        await _refuses_connections(served.port)  # grpc's core may lose one that arrives while it closes the port
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as late:
             code, _ = await refusal(late.unary_unary("/test.TrialService/echo", None, None)(b""))
             assert code is grpc.StatusCode.UNAVAILABLE

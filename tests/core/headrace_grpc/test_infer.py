@@ -61,7 +61,7 @@ class StandIn:
 
 
 class StandInEngine:
-    """A server that knows two models and answers when the test says so."""
+    """A server with two models, which answers when the test calls it."""
 
     def __init__(self) -> None:
         self.models = {name: StandIn(name, decoupled=name == "d", enqueue=self.enqueue) for name in "md"}
@@ -232,7 +232,7 @@ async def test_reserved_metadata_is_refused() -> None:
 
 
 class OpenStream:
-    """A stream in progress: what the client sends, what it received."""
+    """A stream in progress: the messages that the client sends and receives."""
 
     def __init__(self, engine: StandInEngine, context: Call | None = None) -> None:
         self.received: asyncio.Queue[Any] = asyncio.Queue()
@@ -382,7 +382,7 @@ async def test_a_response_that_cannot_be_encoded_is_that_requests_error() -> Non
 
 
 def classified(id: str, *, strings: int = 0) -> RawRequest:
-    """A request for a class of ``y``, with so many bytes of strings."""
+    """Return a request for a class of ``y``, with this many bytes of strings."""
     message = triton.ModelInferRequest(model_name="m", id=id, raw_input_contents=[bytes(max(4, strings))])
     message.inputs.add(name="x", datatype="BYTES" if strings else "FP32", shape=[max(4, strings) // 4])
     message.outputs.add(name="y").parameters["classification"].int64_param = 1
@@ -471,7 +471,7 @@ async def test_a_failing_write_cancels_what_is_in_flight() -> None:
 
 @asynchronous
 async def test_the_reader_of_a_stream_that_ends_has_ended_too() -> None:
-    """Its task is somebody's until then, and what it reads from can be closed."""
+    """Its task is awaited until then, and the iterator that it reads can be closed."""
     engine = StandInEngine()
 
     async def requests() -> AsyncIterator[RawRequest]:
@@ -607,7 +607,7 @@ async def _expect_in_flight(streams: int, begun: int) -> None:
 
 @asynchronous
 async def test_streams_of_one_connection_share_what_it_may_leave_unread() -> None:
-    """Of 1024 streams each may hold 10,000 bytes of requests and answers, and one request whatever its size."""
+    """Each of 1024 streams may hold 10,000 bytes of requests and answers, and one request of any size."""
     engine = StandInEngine()
     engine.options = ServerOptions(model_repository=("models",), grpc_max_unread_size=10_000 * 1024)
     opened = OpenStream(engine, Call(streams=1024))

@@ -1,4 +1,4 @@
-"""Messages come out as they went in, cut or packed however they were, and take little more than their bytes."""
+"""Messages are received as they were sent, cut or packed in any way, and take little more than their bytes."""
 
 from __future__ import annotations
 

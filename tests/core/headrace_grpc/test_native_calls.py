@@ -1,6 +1,6 @@
-"""gRPC over HTTP/2 as the native host speaks it, frame by frame.
+"""gRPC over HTTP/2 on the native host, frame by frame.
 
-Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md; where that says nothing, grpc's core.
+Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md; for what it leaves open, grpc's core.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def test_answers_are_packed_only_for_who_takes_them_and_only_inference(serve_nat
     assert ("grpc-encoding" in other.headers, other.messages[0][0]) == (False, 0)
 
 
-# ----------------------------------------------------------- deadlines and those who leave
+# ----------------------------------------------------------- deadlines and disconnects
 
 
 @pytest.mark.parametrize("timeout", ["50m", "50000u", "50000000n", "0m", "0H", "1n"])
@@ -381,7 +381,8 @@ def test_a_stop_answers_what_is_in_flight_and_says_farewell(serve_native: Serve,
 
 
 def test_a_stop_says_farewell_to_those_who_ask_for_nothing(serve_native: Serve, connect: Connect) -> None:
-    """A stream between two requests, one that has had none, and calls whose message has not come, or not all."""
+    """A stream between two requests, one that has had none, and calls whose message has arrived in part or not at
+    all."""
     server = serve_native("--exit-timeout-secs=30")
     peer = connect(server.grpc)
     peer.start(1, "ModelStreamInfer").send(peer.data(1, peer.framed(peer.infer())))
@@ -440,7 +441,7 @@ def test_a_stop_tells_those_whom_it_has_no_time_for(serve_native: Serve, connect
     assert peer.answer(1).status == UNAVAILABLE
     ((_, message),) = peer.answer(3).messages
     assert triton.ModelStreamInferResponse.FromString(message).error_message
-    assert server.process.wait(20) == 1  # as docs/flags.md says
+    assert server.process.wait(20) == 1  # as in docs/flags.md
 
 
 # ------------------------------------------------------------ those who do not go on
@@ -454,7 +455,7 @@ def test_a_message_that_does_not_go_on_to_arrive_ends_its_call_and_no_other(
     message = peer.framed(peer.infer(content=bytes(20_000)))
     peer.start(1, "ModelInfer").start(3, "ModelInfer").send(peer.data(3, message[:100]))
     peer.start(5, "ModelStreamInfer").send(peer.data(5, message[:3]))
-    peer.start(7, "ModelStreamInfer")  # asks for nothing, and may
+    peer.start(7, "ModelStreamInfer")  # sends nothing, and may
     peer.call(9, "ModelInfer", peer.infer("slow"))  # its answer takes its time
     gate.wait_until_running()
     for stream in (1, 3, 5):
@@ -527,7 +528,7 @@ def test_calls_of_whoever_has_too_much_to_read_wait_until_it_is_read(
 
 
 def test_answers_beyond_what_may_be_unread_are_refused(serve_native: Serve, connect: Connect, gate: Gate) -> None:
-    """The first may have any size. Those that were asked for before it was known end in a few bytes."""
+    """The first may have any size. Streams opened before the limit was known end in a few bytes."""
     server = serve_native("--grpc-max-unread-size=100000")
     peer = connect(server.grpc, {4: 0})
     peer.credits = False
@@ -627,7 +628,7 @@ def test_over_tls_the_client_must_speak_http_2(serve_native: Serve, connect: Con
     assert peer.ask(5).message == LIVE
 
 
-# ------------------------------------------------------------------------ what is imported
+# ------------------------------------------------------------------------ imports
 
 
 def test_the_native_host_does_not_import_grpc(tmp_path: Path) -> None:

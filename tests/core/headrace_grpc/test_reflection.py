@@ -23,7 +23,7 @@ from headrace_grpc.reflection_pb2 import ServerReflectionRequest as Received
 from headrace_grpc.rpc import Context
 
 NAMES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", *SERVICES)
-#: A second file, because what is served has no extensions.
+#: A second file, because the served one has no extensions.
 EXTENDED = """
 name: "extended.proto" package: "t" syntax: "proto2"
 message_type { name: "M" extension_range { start: 100 end: 200 } }
@@ -107,7 +107,7 @@ def test_every_request_is_answered_in_order_and_errors_end_nothing() -> None:
 def test_the_files_make_tritons_messages() -> None:
     (answer,) = ask(Request(file_containing_symbol="inference.GRPCInferenceService"))
     described = DescriptorPool()
-    for body in reversed(answer.file_descriptor_response.file_descriptor_proto):  # imported files come later
+    for body in reversed(answer.file_descriptor_response.file_descriptor_proto):  # imported files are later
         described.AddSerializedFile(body)
     ours = described.FindServiceByName("inference.GRPCInferenceService")
     (service,) = triton.DESCRIPTOR.services_by_name.values()

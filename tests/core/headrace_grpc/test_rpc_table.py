@@ -50,7 +50,7 @@ SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow
 
 @dataclass
 class TrialService:
-    """A server that has no models and records what it is told to load."""
+    """A server without models that records its loads."""
 
     options: ServerOptions = field(default_factory=ServerOptions)
     exiting: bool = False

@@ -1,7 +1,7 @@
-"""TCP hands over bytes in pieces of any size: what a connection makes of them does not depend on these.
+"""TCP delivers bytes in pieces of any size; the result of a connection does not depend on them.
 
-The pieces are given to the protocol by hand, as an event loop does, because no socket can be told
-where to cut. What is answered is read by the library ``h2``.
+The test passes the pieces to the protocol, as an event loop does, because it cannot choose the pieces
+of a socket. The library ``h2`` reads the answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/test.Echo/Echo")
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written, in order."""
+    """Stores the written bytes, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Wire(asyncio.Transport):
             self.written += each
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Whatever is written leaves at once."""
+        """Sends all written bytes at once."""
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -122,7 +122,7 @@ class Client:
 
 async def exchange(messages: list[bytes], frames: Callable[[], int], pads: Callable[[], int | None],
                    segments: Callable[[], int]) -> None:  # fmt: skip
-    """Send ``messages``, cut into frames and segments; all must come back, and stay as they were."""
+    """Send ``messages``, cut into frames and segments; all must be returned unchanged."""
     server, client = Server(), Client()
     await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Messages that are read without protobuf mean what they mean to it."""
+"""Messages that are read without protobuf have the same meaning as with it."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_no_more_fields_are_walked_over_than_a_request_has_however_small_they_ar
 
 
 class _Steps(bytes):
-    """Counts the bytes that are looked at."""
+    """Counts the bytes that are read."""
 
     read = 0
 
@@ -222,7 +222,7 @@ def two_inputs(**fields: Any) -> bytes:
     return sent.SerializeToString()
 
 
-#: What perf_analyzer and Triton's C++ client say in every request.
+#: The fields that perf_analyzer and Triton's C++ client send in every request.
 CLIENTS: dict[str, Any] = {"triton_enable_empty_final_response": True}
 
 

@@ -27,7 +27,7 @@ __all__ = ["pem"]
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it gets, and counts its pieces."""
+    """Echoes its bytes, and counts its pieces."""
 
     def __init__(self) -> None:
         self.pieces = 0

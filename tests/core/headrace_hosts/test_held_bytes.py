@@ -23,7 +23,7 @@ class Connection:
 
 
 def held(limit_bytes: int, *sizes: tuple[Connection, int]) -> list[bool]:
-    """Which of the connections have ended, once they hold so much."""
+    """Return the connections that have ended, once they hold this much."""
     return asyncio.run(_held(limit_bytes, *sizes))
 
 
@@ -143,7 +143,7 @@ def test_a_body_waits_until_its_rest_fits_in_order_of_arrival() -> None:
         second.end()
         large, small = Body(ledger, 40), Body(ledger, 1)
         large.ask()
-        small.ask()  # it would fit, but it came later
+        small.ask()  # it would fit, but it arrived later
         await asyncio.sleep(0)
         assert (large.is_whole, small.is_whole, ledger.waiting) == (False, False, 2)
         working.end()
@@ -253,7 +253,7 @@ def test_a_port_with_a_limit_counts_in_the_budget_too() -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 100])
 def test_any_order_of_many_bodies_ends(step: int) -> None:
-    """Each is answered or refused, nothing stays, and what is counted is never above the limit."""
+    """Each is answered or refused, nothing remains, and the count is never above the limit."""
 
     async def scenario() -> None:
         ledger = HeldBytes(1000, wait_s=5)

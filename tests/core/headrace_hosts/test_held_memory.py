@@ -103,7 +103,7 @@ def test_outputs_count_while_a_thread_packs_them() -> None:
         budget, large = HeldMemory(100), OffLoopWork()
         large.count = budget.count_packed
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        large.begin(lambda: 7, done.set_result, size_bytes=101)  # what is there is there
+        large.begin(lambda: 7, done.set_result, size_bytes=101)  # all existing memory counts
         assert used(budget) == 101
         with pytest.raises(OutOfMemory, match="a message of 5 bytes"):
             large.begin(lambda: 8, print, size_bytes=5)
@@ -147,7 +147,7 @@ def test_the_cache_is_part_of_it() -> None:
 
 
 def test_refusals_are_in_the_audit_log_and_a_flood_of_them_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Also those of a port that has a limit of its own."""
+    """Also for a port with its own limit."""
 
     class Request:
         peer = "192.0.2.7"

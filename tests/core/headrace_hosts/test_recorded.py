@@ -1,4 +1,4 @@
-"""A record of each answer: what it has, and what it keeps of the request."""
+"""A record of each answer: its fields, and the parts of the request that it references."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ __all__ = ["pem"]
 def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
     loop: asyncio.AbstractEventLoop = request.param()
     yield loop
-    loop.run_until_complete(asyncio.sleep(0))  # what was aborted is closed
+    loop.run_until_complete(asyncio.sleep(0))  # an aborted connection is closed
     loop.close()
 
 

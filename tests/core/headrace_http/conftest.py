@@ -1,5 +1,5 @@
-"""An engine, and stand-ins for a model and for a socket: real signatures and options, a model that gives back
-its inputs, and a connection that is written to byte by byte."""
+"""An engine, and stand-ins for a model and for a socket: real signatures and options, a model that returns its inputs,
+and a connection that is written to byte by byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Dims = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class EchoModel:
-    """Gives back each input under its own name; with ``holds`` set, keeps requests instead."""
+    """Returns each input under its own name; with ``holds`` set, stores requests instead."""
 
     def __init__(self, inputs: Dims, max_batch_size: int = 0, name: str = "echo") -> None:
         self.config = ModelConfig(platform="stub", max_batch_size=max_batch_size)
@@ -172,7 +172,7 @@ def make_caller() -> Callable[..., Caller]:
 
 @pytest.fixture(scope="session")
 def host() -> type[HttpHost]:
-    """The host of HTTP that the tests run on. Those that ask for it also run on the hosts of plugins."""
+    """The HTTP host of a test. Tests with this fixture also run on the hosts of plugins."""
     return HttpFrontend
 
 
@@ -186,7 +186,7 @@ class Wire(asyncio.Transport):
         self.unsent = 0
         self.is_closed = self.has_eof = False
         self.socket: socket.socket | None = None
-        #: The protocol that is told that the buffer is full, whatever is written.
+        #: The protocol whose buffer is always reported as full.
         self.fills: asyncio.BaseProtocol | None = None
 
     def write(self, data: Any) -> None:
@@ -243,12 +243,12 @@ class Peer:
         self.turns: list[Callable[[], None]] = []
         self.takes_turns = True
         large = OffLoopWork()
-        #: How often what large answers took was to go back to the system.
+        #: How often memory of large answers was to be returned to the system.
         self.given_back = 0
         large.give_back_later = self._give_back  # type: ignore[method-assign]
         self.connections = NativeConnections(self.dispatch, limits, large)
         self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
-        #: What is to be called, and in how many seconds.
+        #: The scheduled calls, with their delay in seconds.
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.connections.call_later = lambda delay_s, callback: self.later.append((delay_s, callback))  # type: ignore[method-assign]
         if beside is not None:
@@ -271,9 +271,9 @@ class Peer:
         return lambda: self.cancelled.append(number)
 
     def send(self, data: bytes, step: int = 1 << 30) -> None:
-        """Deliver ``data`` as a socket does: into the buffer the protocol gives, ``step`` bytes at most.
+        """Deliver ``data`` as a socket does: into the buffer of the protocol, at most ``step`` bytes.
 
-        What the protocol does not read is delivered with what is sent next.
+        Bytes that the protocol does not read are delivered with the next ones.
         """
         view = memoryview(self.unread + data)
         while view and self.wire.reads and not self.wire.is_closed:

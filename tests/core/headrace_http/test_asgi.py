@@ -108,7 +108,7 @@ def test_tensors_of_a_body_in_pieces_are_aligned(make_caller: MakeCaller) -> Non
 
 
 class Witness(Interceptor):
-    """Notes who asks."""
+    """Records the callers."""
 
     name: ClassVar[str] = "witness"
     seen: ClassVar[list[tuple[str, Any]]] = []

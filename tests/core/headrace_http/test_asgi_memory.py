@@ -1,4 +1,4 @@
-"""What the memory budget counts of a request to the ASGI application."""
+"""The memory that the budget counts for a request to the ASGI application."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_large_body_waits_until_there_is_memory(missing_bytes: int | None) -> 
         assert not waiting.done()
         other.end()
         await waiting
-        assert budget.total_bytes == 2 * MIB - 1 + (missing_bytes or 2 * MIB - 1)  # what is to come counts
+        assert budget.total_bytes == 2 * MIB - 1 + (missing_bytes or 2 * MIB - 1)  # bytes that have yet to arrive count
         body.end()
         assert (budget.total_bytes, budget.waiting) == (0, 0)
 

@@ -63,7 +63,7 @@ def test_a_large_body_waits_unread_and_is_read_when_there_is_memory(connect: Con
         await asyncio.sleep(0)
         assert peer.wire.reads
         peer.send(b"")
-        while not peer.statuses:  # a body in chunks asks more than once
+        while not peer.statuses:  # a body in chunks reserves more than once
             await asyncio.sleep(0)
             peer.send(b"")
         assert peer.statuses == [200]

@@ -1,4 +1,4 @@
-"""A port whose paths stand for those of KServe v2, under the kit of frontends."""
+"""A port whose paths forward to those of KServe v2, under the kit of frontends."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class TestDoors(FrontendConformance):
 
         monkeypatch.setattr(Watching, "admit", admit)
         body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
-        # A model that is absent is another error than a refusal, and no reason to ask the other one.
+        # A missing model is another error than a refusal, and no reason to forward to the other one.
         cases = {PermissionDenied: 200, Unauthenticated: 200, ResourceExhausted: 429}
         with served.connect() as connection:
             for error, status in cases.items():

@@ -1,4 +1,4 @@
-"""A host on real sockets: the native one, and those of plugins, whose tests import these."""
+"""A host on real sockets: the native one, and hosts of plugins, whose tests import these."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def assert_same(make: Callable[[], Any], request: object, *tensors: bytes, heade
         assert outcome(caller, request, data, headers) == outcome(make(), request, data, headers)
 
 
-# ---------------------------------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------------------------------- cached layouts
 
 
 @pytest.mark.parametrize("datatype", FIXED, ids=str)
@@ -264,7 +264,7 @@ def test_requests_with_ids_of_their_own_are_found_again(make_caller: MakeCaller,
     assert decoded.count == READ
 
 
-# ---------------------------------------------------------------------------------------- what is not
+# ---------------------------------------------------------------------------------------- requests without a layout
 
 
 def test_request_with_an_id_behind_its_inputs_is_read_each_time(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -360,7 +360,7 @@ def test_refusal_is_the_same_each_time(make_caller: MakeCaller, inputs: list[Any
 
 
 def test_same_json_and_another_length_of_it_are_two_layouts(make_caller: MakeCaller) -> None:
-    """A space behind the JSON belongs to the JSON or to the tensor, as the header says."""
+    """A space after the JSON belongs to the JSON or to the tensor, by the header."""
     caller, text = make_caller(X4), orjson.dumps(FOUR)
     for _ in range(2):
         for json_bytes, data in ((len(text), b" abc"), (len(text) + 1, b"abcd")):

@@ -26,7 +26,7 @@ def leaves(nested: list[Any]) -> Iterator[Any]:
 
 
 def in_pieces(text: bytes) -> list[Any]:
-    """The leaves of the ``data`` of the first input."""
+    """Return the leaves of the ``data`` of the first input."""
     data = large_documents.read_document(memoryview(text))["inputs"][0]["data"]
     return (
         [leaf for piece in data.read() for leaf in piece]
@@ -87,7 +87,7 @@ def test_a_long_string_is_read_in_parts(text: str, ascii_only: bool) -> None:
 
 @pytest.mark.parametrize("data", [[1] * 100, "x", ["y" * 300]])
 def test_arrays_that_are_no_tensor_are_in_their_place(data: Any) -> None:
-    """Those of a chat are as deep as those of a tensor."""
+    """Documents of a chat are as deep as those of a tensor."""
     content = [{"type": "text", "text": "a" * 90_000, "more": [[1, 2], "b" * 300]}]
     entry = {"shape": [1] * 300, "parameters": {"x": ["c" * 300]}, "data": data}
     document = {"messages": [{"content": content, "tool_calls": [{"id": "d" * 300}]}], "inputs": [entry]}

@@ -91,7 +91,7 @@ def test_machine_without_a_gpu_shows_none() -> None:
 
 
 class RecordedNvml(ModuleType):
-    """A fake of the module ``pynvml``: two GPUs, in NVML's units, the second of which does not tell its power (MIG)."""
+    """A fake of the module ``pynvml``: two GPUs, in NVML's units. The second one does not report its power (MIG)."""
 
     class NVMLError(Exception):
         """The exception that every function of the real library raises."""

@@ -1,4 +1,4 @@
-"""A real server with the identity backend; prometheus-client's parser reads what it answers."""
+"""A real server with the identity backend; prometheus-client's parser reads its page."""
 
 from __future__ import annotations
 

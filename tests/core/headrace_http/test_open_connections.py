@@ -1,4 +1,4 @@
-"""How much of many large bodies one turn of the event loop receives."""
+"""The bytes of many large bodies that one turn of the event loop receives."""
 
 from __future__ import annotations
 

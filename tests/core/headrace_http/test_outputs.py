@@ -50,7 +50,7 @@ def test_binary_answers_that_are_looked_up_are_those_that_are_printed(
     values = np.ones(shape, dtype)
     response = InferResponse({"y": values, "z": values}, parameters, "m", "1", id)
     formats = {"z": BINARY}
-    # What is compressed is printed anew.
+    # Compressed replies are printed each time.
     printed = zlib.decompress(body_of(encode(response, formats, BINARY, {}, False, b"gzip")), wbits=31)
     for _ in range(2):
         reply = encode(response, formats, BINARY, {}, False)

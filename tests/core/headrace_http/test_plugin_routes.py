@@ -1,6 +1,6 @@
-"""Routes that plugins add, and answers that are sent while they are made, on raw sockets.
+"""Routes of plugins, and answers that are sent while they are created, on raw sockets.
 
-On the native host, and on those of plugins, whose tests import these.
+For the native host, and the hosts of plugins, whose tests import these.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ X = {"X": ("UINT8", (-1,))}
 LIMIT_S = 90
 #: Large enough that a few do not fit into what the system keeps for a caller who does not read.
 CHUNK = b"x" * (256 * 1024)
-#: What the system may keep of an answer on the way, and more.
+#: More than the system may buffer of an answer.
 ON_THE_WAY = 16 << 20
 
 
 class Ticks(HttpRoute):
-    """Streams what the test says, and tells it how far it has come."""
+    """Streams what the test sets up, and reports its progress."""
 
     name: ClassVar[str] = "GET /ticks/{word}"
     chunks: ClassVar[list[bytes]] = []
@@ -73,7 +73,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> type[Ticks]:
 
 
 class Wire:
-    """A client that reads when it is told to, through a small window."""
+    """A client that reads when the test calls it, through a small window."""
 
     opened: ClassVar[list[socket.socket]] = []
 
@@ -113,7 +113,7 @@ class Wire:
 
 
 def unchunked(raw: bytes | bytearray) -> tuple[bytes, bool]:
-    """The body behind the head of ``raw``, and whether its last chunk has come."""
+    """Return the body after the head of ``raw``, and True if its last chunk has arrived."""
     begin, body = raw.index(b"\r\n\r\n") + 4, bytearray()
     while (end := raw.find(b"\r\n", begin)) >= 0:
         count = int(raw[begin:end], 16)
@@ -139,7 +139,7 @@ async def serving(host: Host, caller: Any, *routes: type[HttpRoute]) -> AsyncIte
 
 
 def sweep(frontend: HttpHost, times: int) -> None:
-    """As if so many seconds had passed."""
+    """Act as if this many seconds had passed."""
     for _ in range(times):
         for connection in tuple(connections_of(frontend)._open):
             connection.sweep()
@@ -191,7 +191,7 @@ def test_a_chunk_arrives_before_the_next_is_made(run: Run) -> None:
         assert Ticks.made == 1
         Ticks.permits.release()
         assert unchunked(await wire.until(b"0\r\n\r\n")) == (b"onetwo", True)
-        await (await wire.ask("/v2/models/echo")).until(b'"platform"')  # the connection goes on
+        await (await wire.ask("/v2/models/echo")).until(b'"platform"')  # the connection stays open
 
     run(scenario)
 
@@ -300,7 +300,7 @@ def test_an_error_behind_a_chunk_is_no_end_of_the_answer(run: Run, error: Except
         try:
             answer = await wire.to_the_end()
         except ConnectionResetError:
-            assert version == "1.0"  # nothing else would tell
+            assert version == "1.0"  # nothing else would show it
             return
         assert version == "1.1"
         assert unchunked(answer) == (b"onetwo", False)
@@ -346,7 +346,7 @@ def test_an_answer_of_text_is_an_error_and_not_a_wait(run: Run, monkeypatch: pyt
     run(scenario)
 
 
-# ------------------------------------------------------------------------------------------ slow and gone
+# ------------------------------------------------------------------------------------------ slow and disconnected
 
 
 def test_a_caller_who_does_not_read_stops_the_maker_and_gets_all_later(run: Run) -> None:
@@ -452,7 +452,7 @@ def test_a_slow_caller_and_a_slow_maker_are_not_given_up(run: Run) -> None:
 
 
 def test_half_a_close_is_no_leaving(run: Run) -> None:
-    """The caller says no more, and takes the answer: what finds out that it is there must not be seen in it."""
+    """The client half-closes, and takes the answer. The check that it is still connected must not be visible in it."""
 
     async def scenario(frontend: HttpHost) -> None:
         wire = await (await Wire().connect(frontend.port)).ask()

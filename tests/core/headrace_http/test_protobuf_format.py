@@ -97,7 +97,7 @@ def test_other_kinds_keep_their_names_and_values() -> None:
     assert [(each.quantile, each.value) for each in read_summary.quantile] == [(0.5, 2)]
 
 
-#: What Prometheus 2.42 sends with the feature, and what others send.
+#: The header of Prometheus 2.42 with the feature, and headers of others.
 @pytest.mark.parametrize(
     ("accept", "is_accepted"),
     [

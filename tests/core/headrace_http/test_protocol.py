@@ -52,7 +52,7 @@ def test_requests_may_arrive_in_pieces(connect: Connect, step: int) -> None:
 
 
 def test_pipelined_requests_are_executed_one_after_the_other(connect: Connect) -> None:
-    """As in Triton: what stands behind a request waits, unread in the socket beyond what came with it."""
+    """As in Triton: bytes after a request wait, unread in the socket beyond those received with it."""
     peer = connect()
     peer.holds = True
     peer.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(4)))
@@ -377,7 +377,7 @@ def test_memory_of_an_answer_is_counted_until_it_is_written(connect: Connect, en
         peer.replies[0](HttpReply(200, (), (bytes(100_000),)))
     peer.protocol.sweep()
     if ending == "answered late":
-        assert ledger.total_bytes == 70_000 + 100_000  # what is unsent of an answer before, and the request
+        assert ledger.total_bytes == 70_000 + 100_000  # the unsent bytes of an earlier answer, and the request
     else:
         assert ledger.total_bytes == len(peer.answer) > 100_000  # whole: its memory stays until the last byte is sent
     peer.wire.unsent = 0
@@ -504,7 +504,7 @@ def test_caller_who_closes_its_side_is_answered_and_the_connection_closed(connec
     peer.holds = True
     peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\nGET /1 HTTP/1.1\r\nHost: h\r\n\r\nGET /half")
     peer.replies[0](HttpReply(200, (), (b"whole",)))
-    peer.wire.reads = True  # the last is unanswered, and what came of the next is thrown away with the rest
+    peer.wire.reads = True  # the last is unanswered, and the received part of the next is dropped with the rest
     assert peer.protocol.eof_received()
     peer.replies[1](HttpReply(200, (), (b"whole",)))
     first, second = peer.answer.split(b"whole")[:2]
@@ -515,7 +515,7 @@ def test_caller_who_closes_its_side_is_answered_and_the_connection_closed(connec
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["gone", "half"])
 def test_caller_who_has_gone_altogether_is_noticed_before_the_next_sweep(connect: Connect, leaves: bool) -> None:
-    """One who has closed its side only is answered. Sockets of the system: it is they that tell the two apart."""
+    """A client that has only half-closed is answered. Real sockets: only the kernel distinguishes the two."""
     peer = connect()
     peer.holds = True
     peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -525,7 +525,7 @@ def test_caller_who_has_gone_altogether_is_noticed_before_the_next_sweep(connect
     with caller, peer.wire.socket:
         caller.close() if leaves else caller.shutdown(socket.SHUT_WR)
         assert peer.protocol.eof_received()
-        if leaves:  # the reset comes at once here, or nearly
+        if leaves:  # the reset arrives at once here, or nearly
             poll = select.poll()
             poll.register(peer.wire.socket, select.POLLERR)
             assert poll.poll(90_000)

@@ -1,4 +1,4 @@
-"""Requests whose head was read before. The oracle is a connection that never knows a head."""
+"""Requests whose head was read before. The oracle is a connection with an empty head cache."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sweep(peer: Any, times: int) -> None:
         peer.protocol.sweep()
 
 
-# ---------------------------------------------------------------------------------------- what is recognised
+# ---------------------------------------------------------------------------------------- recognised requests
 
 
 @pytest.mark.parametrize("step", [1 << 30, len(HEAD)], ids=["in one read", "head and body"])
@@ -381,7 +381,7 @@ def test_end_of_a_body_and_the_next_head_teach_nothing_false(connect: Connect) -
 
 
 def test_end_of_a_body_that_spells_a_head_teaches_nothing_false(connect: Connect) -> None:
-    """A read that begins inside of a body, with what looks like a head, and goes on to another head."""
+    """A read that begins inside of a body, with bytes that look like a head, and continues to another head."""
     peer, other = connect(), head_of("/other", 5)
     peer.send(head_of("/1", 8 + len(HEAD)) + b"x" * 8)
     peer.send(HEAD + other + b"there")
@@ -702,7 +702,7 @@ class World:
             self.answer()
         for peer in self.peers:
             peer.take_turns()
-            peer.send(b"")  # what it may read by now
+            peer.send(b"")  # the bytes that it may read by now
 
     def seen(self) -> Any:
         return self.log, self.gone, [state(peer) for peer in self.peers]

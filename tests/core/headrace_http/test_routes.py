@@ -90,7 +90,7 @@ def test_every_path_needs_its_key_and_only_that(make_caller: MakeCaller, method:
     rules = {name: Restriction(f"key-{name}", "secret") for name in RESTRICTED_CATEGORIES}
     caller = make_caller(X, http_restricted_api=rules)
     others = {f"Key-{name}": "secret" for name in RESTRICTED_CATEGORIES if name != category}
-    for verb in (method, "DELETE"):  # the restriction comes before the method
+    for verb in (method, "DELETE"):  # the restriction is checked before the method
         reply, body = caller.send(verb, path, headers=others)
         assert reply.status == 403
         assert json.loads(body) == {"error": f"This API is restricted, expecting header 'key-{category}'"}

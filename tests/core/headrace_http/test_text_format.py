@@ -8,7 +8,7 @@ from prometheus_client.samples import Sample
 
 from headrace_http import text_format
 
-#: What Triton 2.51 answered to GET /metrics, with summaries on and a model with a metric tag.
+#: The answer of Triton 2.51 to GET /metrics, with summaries on and a model with a metric tag.
 TRITON_PAGE = (Path(__file__).parents[1] / "telemetry/triton.prom").read_text()
 
 

@@ -32,7 +32,7 @@ Serve = Callable[..., None]
 
 
 class Witness(Interceptor):
-    """Notes who asks."""
+    """Records the callers."""
 
     name: ClassVar[str] = "witness"
     seen: ClassVar[list[tuple[str, str, bool]]] = []

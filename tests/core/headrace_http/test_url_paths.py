@@ -1,4 +1,4 @@
-"""Templates of paths: what they match, and which two a path may match. The oracle tries paths."""
+"""Templates of paths: the paths that they match, and pairs that one path may match. The oracle tries paths."""
 
 from __future__ import annotations
 

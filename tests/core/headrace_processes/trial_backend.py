@@ -1,6 +1,6 @@
-"""A backend that does to its process what a request says. Imported by servers and by their children.
+"""A backend that acts on its process as a request selects. Imported by servers and by their children.
 
-Input ``x`` f32[rows, n]; output ``y`` is ``x + 1``, output ``n`` i64[rows, 1] is what the deed gives.
+Input ``x`` f32[rows, n]; output ``y`` is ``x + 1``, output ``n`` i64[rows, 1] is the result of the deed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attacks of a hostile peer (docs/spec/security.md C14, and the advisories that name HTTP/2).
 
-Each attempt ends the connection that makes it, or costs next to nothing; a neighbour is served
-meanwhile and afterwards, and the server holds no memory for it.
+Each attack ends its own connection, or costs next to nothing. Another client is served meanwhile and
+afterwards, and the server holds no memory for the attack.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def ending(peer: Peer) -> int | None:
 
 @pytest.fixture
 def harmless(native: Headrace, connect: Connect) -> Callable[[], Any]:
-    """A context in which a neighbour stays served, and at the end of which the server holds no more than before."""
+    """A context in which another client stays served, and at the end of which the server holds no more memory than
+    before."""
 
     @contextmanager
     def watch(limit_bytes: int = 24 * MIB) -> Iterator[None]:
@@ -71,11 +72,11 @@ def blocks(peer: Peer) -> tuple[bytes, bytes]:
     return peer.block(peer.fields()), peer.block(peer.fields())
 
 
-# ------------------------------------------------------------------- streams come and go
+# ------------------------------------------------------------------- many short streams
 
 
 def test_rapid_resets_cost_their_turn_and_nothing_else(peer: Peer, harmless: Any) -> None:
-    """CVE-2023-44487. A client may cancel as fast as it likes; what that costs the others, tests/attack says."""
+    """CVE-2023-44487. A client may cancel as fast as it can; tests/attack measures the cost for others."""
     first, rest = blocks(peer)
     with harmless():
         for stream in range(1, 100_001, 2):
@@ -126,7 +127,7 @@ def test_malformed_requests_end_the_connection(peer: Peer, harmless: Any) -> Non
 
 
 def flood(peer: Peer, *pieces: bytes, count: int = 400_000) -> None:
-    """``count`` frames at most, without reading what comes back."""
+    """Send at most ``count`` frames, without reading."""
     burst = b"".join(pieces) * (4096 // len(pieces))
     for _ in range(count // 4096):
         peer.send(burst)
@@ -214,7 +215,7 @@ def test_a_claimed_message_costs_nothing_before_it_comes(peer: Peer, harmless: A
 
 
 def test_small_messages_that_nobody_reads_cost_little(peer: Peer, gate: Gate, harmless: Any) -> None:
-    """As many empty ones as a window holds, a frame each, behind as many as the stream has in flight."""
+    """As many empty messages as a window holds, one per frame, after as many as the stream has in flight."""
     peer.start(1, "ModelStreamInfer")
     request = peer.framed(peer.infer("slow"))
     peer.send(*[peer.data(1, request)] * 1024)
@@ -232,7 +233,7 @@ def test_a_message_beyond_the_limit_is_refused_at_its_prefix(peer: Peer) -> None
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ServerLive"])
 def test_a_packed_message_is_no_larger_than_what_it_packs(peer: Peer, harmless: Any, method: str) -> None:
-    """64 MiB of zeros in 64 KB: allowed, and gone afterwards."""
+    """64 MiB of zeros in 64 KB: allowed, and freed afterwards."""
     bomb = gzip.compress(bytes(64 * MIB), 9)
     with harmless(limit_bytes=400 * MIB):
         peer.send(peer.headers(1, peer.fields(method, ("grpc-encoding", "gzip"))))
@@ -264,7 +265,7 @@ class Nothing(Service[int]):
         return Stream(connection, id)
 
 
-#: A sweep comes every 50 ms.
+#: A sweep runs every 50 ms.
 QUICK = Keepalive(timeout=0.2)
 
 

@@ -1,4 +1,4 @@
-"""The rules of RFC 9113, one claim each, on a socket. Codes are those of its section 7."""
+"""The rules of RFC 9113, one test each, on a socket. Codes are those of its section 7."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Act = Callable[["Peer"], object]
 
 
 def raw(kind: int, content: bytes = b"", stream: int = 0, flags: int = 0) -> bytes:
-    """A frame as it is written, whatever it says."""
+    """A frame with any content, valid or not."""
     return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
 
 
@@ -45,7 +45,7 @@ def ended(peer: Peer, stream: int = 1) -> Peer:
 
 
 def unfinished(peer: Peer) -> bytes:
-    """HEADERS whose block goes on."""
+    """HEADERS whose block continues in CONTINUATION."""
     return raw(HEADERS, peer.block(peer.fields())[:10], 1)
 
 
@@ -256,14 +256,14 @@ def test_a_client_that_says_farewell_and_waits_for_nothing_is_disconnected(peer:
     peer.wait_until_closed()
 
 
-# --------------------------------------------------------------------- what is allowed
+# --------------------------------------------------------------------- allowed frames
 
 
 def test_settings_are_acknowledged_each(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc)
     peer.send(*(frames.SettingsFrame(settings=settings) for settings in ({WINDOW: 70000}, {0xF000: 1}, {})))
     acks = 0
-    while acks < 4:  # with those that open the connection
+    while acks < 4:  # with the settings at the start of the connection
         acks += "ACK" in peer.until(frames.SettingsFrame).flags
 
 

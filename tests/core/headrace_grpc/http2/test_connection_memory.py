@@ -1,4 +1,4 @@
-"""What one connection may hold: answers that are not read, and large requests. The figures are arithmetic."""
+"""The limits of one connection: unread answers, and large requests. The figures are arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Held:
 
 
 class Sent:
-    """A stream that is told what it may send."""
+    """A stream that records its grants."""
 
     peer = "192.0.2.7"
 
@@ -79,7 +79,7 @@ def test_no_call_begins_whose_answer_may_not_fit() -> None:
         connection.begun = memory.long_calls = 0
         memory.wait(1000)
         memory.dequeued(1000)
-        assert not memory.is_full  # nothing waits and nothing runs: any answer may come
+        assert not memory.is_full  # nothing waits and nothing runs: any answer fits
 
     run(scenario)
 
@@ -192,7 +192,7 @@ def test_a_connection_ends_if_all_together_hold_too_much() -> None:
         (fault,) = connection.faults
         assert fault.code == ENHANCE_YOUR_CALM
         assert connection.ledger.total_bytes == 0
-        assert connection.memory.end()  # more than 1 MiB: its memory goes back to the system
+        assert connection.memory.end()  # more than 1 MiB: its memory is returned to the system
 
     run(scenario)
 
@@ -226,7 +226,7 @@ def test_a_large_message_gets_credit_as_it_arrives() -> None:
         assert connection.ledger.total_bytes == 0
         stream.arrive(memory, 128 << 10, 16 * MIB)
         assert stream.credits == [MIB]
-        assert connection.ledger.total_bytes == (256 << 10) + MIB  # what it may send counts before it is sent
+        assert connection.ledger.total_bytes == (256 << 10) + MIB  # granted bytes count before they are sent
         while len(stream.credits) < 20 and sum(stream.credits) < 16 * MIB:
             stream.arrive(memory, 128 << 10, 1)
             assert stream.receive_window <= MIB + 3 * stream.kept_bytes

@@ -58,7 +58,7 @@ def test_blocks_mean_what_they_mean_to_the_library(blocks: list[Any], data: st.D
         if block[:1] and block[0] & 0xE0 == 0x20 and found == COMPRESSION_ERROR:
             return  # it may have more updates of the table's size than we take
         if isinstance(found, int) and isinstance(wanted, int):
-            return  # refused by both: which is met first of damage and of too much, each may say
+            return  # refused by both: each may report the damage or the size first
         assert found == wanted, block
 
 

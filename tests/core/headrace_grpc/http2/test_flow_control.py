@@ -1,5 +1,5 @@
-"""Windows in both directions (RFC 9113, section 5.2). The library ``h2`` is the client that keeps the
-rules, and says so where the server breaks one."""
+"""Windows in both directions (RFC 9113, section 5.2). The library ``h2`` is the client: it follows the rules, and
+reports violations of the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Connect = Callable[..., "Peer"]
 
 
 class Client:
-    """``h2`` on a socket: sends as much as its windows let it, credits what it reads, checks the server."""
+    """``h2`` on a socket: sends as much as its windows permit, credits the bytes that it reads, checks the server."""
 
     def __init__(self, port: int) -> None:
         self.http2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
@@ -169,7 +169,7 @@ def test_unread_data_is_neither_credited_nor_kept(native: Headrace, connect: Con
     assert connect(native.grpc).ask(1).status == 0
 
 
-#: Of one connection in all examples.
+#: One connection for all examples.
 STREAMS = count(1, 2)
 
 
@@ -201,13 +201,14 @@ def _piece(peer: Peer, stream: int, content: bytes, pad: int | None) -> Any:
 
 
 def arrived(peer: Peer, stream: int) -> int:
-    """Bytes of DATA of a stream once everything that may come has come."""
+    """Return the bytes of DATA of a stream after everything permitted has arrived."""
     peer.settle()
     return len(peer.answers[stream].data) if stream in peer.answers else 0
 
 
 def asked(native: Headrace, connect: Connect, window: int, size: int = 1024) -> Peer:
-    """A peer with ``window`` for each stream, which has asked for ``size`` bytes on stream 1 and credits nothing."""
+    """Return a peer with ``window`` for each stream that has requested ``size`` bytes on stream 1 and credits
+    nothing."""
     peer = connect(native.grpc, {WINDOW: window})
     peer.settle()
     peer.credits = False
@@ -310,9 +311,9 @@ def test_answers_of_a_stream_wait_in_order(native: Headrace, connect: Connect) -
 
 
 def test_answers_that_a_client_leaves_behind_are_dropped(native: Headrace, connect: Connect) -> None:
-    """It asks for 64 answers of 1 MiB, its windows are as large as can be, and it reads nothing.
+    """It requests 64 answers of 1 MiB, has the largest windows, and reads nothing.
 
-    The allocator may keep what the first such client has cost; those after it must cost nothing.
+    The allocator may keep the memory of the first such client; later ones must cost nothing.
     """
 
     def ask_and_leave() -> None:

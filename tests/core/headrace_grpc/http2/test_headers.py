@@ -25,7 +25,7 @@ START = [
     *((b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b":authority", b"h")),
     *((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"t")),
 ]
-#: By what is to be read in the report of a failure.
+#: By the text to show if a test fails.
 OWN = {
     "an id": (b"x-request-id", b"1"),
     "another id": (b"x-request-id", b"2"),
@@ -78,7 +78,7 @@ def ours(headers: HeaderReader[Any], block: bytes) -> Any:
 @given(CALLS)
 @example([(0, [("too long", False)] * 4)])
 def test_a_call_means_the_same_in_pieces_and_whole(calls: Sequence[Any]) -> None:
-    """One connection; a call may leave the last of the usual fields out, and says some of its own."""
+    """One connection; a call may omit the last of the usual fields, and add others."""
     encoder, in_pieces, table = hpack.Encoder(), reader(extends=True), hpack.Decoder(65536)
     for left_out, own in calls:
         fields = START[: len(START) - left_out % 3]
