@@ -111,7 +111,7 @@ def doubled(graphs: Any, name: str = "m") -> Path:
     return path
 
 
-def test_a_tensor_is_read_where_it_lies_and_its_result_stays(graphs: Any, library: PlayedLibrary) -> None:
+def test_a_tensor_is_read_in_place_and_its_result_stays(graphs: Any, library: PlayedLibrary) -> None:
     instance = load(graphs, doubled(graphs))
     assert isinstance(instance, DeviceInstance)
     assert instance.takes_device_tensors
@@ -172,7 +172,7 @@ def test_rows_are_stacked_on_the_device(graphs: Any, library: PlayedLibrary) -> 
     assert library.done == ["HtoD", "finish", "DtoH"] * 2
 
 
-def test_what_kernels_can_not_read_is_copied(graphs: Any, library: PlayedLibrary) -> None:
+def test_a_misaligned_tensor_is_copied(graphs: Any, library: PlayedLibrary) -> None:
     instance = load(graphs, doubled(graphs))
     memory = np.zeros(64, np.float32)
     begin = -(memory.ctypes.data // 4) % 4 + 1

@@ -234,7 +234,7 @@ def test_a_state_must_be_an_input_and_an_output_of_the_graph(graphs: Any, state:
     assert error.message == reason
 
 
-def test_a_state_is_given_with_the_outputs_and_taken_with_the_inputs(graphs: Any, pair: Any) -> None:
+def test_a_state_is_an_output_and_an_input(graphs: Any, pair: Any) -> None:
     a, b = pair
     state = 'sequence_batching { state { input_name: "B" output_name: "D" data_type: TYPE_FP32 dims: 16 } }'
     outputs = graphs.serve(graphs.add(), f"max_batch_size: 4 {A} {S} {state}").execute({"A": a, "B": b})

@@ -74,7 +74,7 @@ def test_a_scheduler_in_the_config_is_kept(graphs: Any) -> None:
     assert config.WhichOneof("scheduling_choice") == "sequence_batching"
 
 
-def test_a_config_with_inputs_and_outputs_is_left_alone(graphs: Any) -> None:
+def test_a_config_with_inputs_and_outputs_is_unchanged(graphs: Any) -> None:
     text = """
         input [{ name: "A" data_type: TYPE_FP32 dims: [-1, 16] }, { name: "B" data_type: TYPE_FP32 dims: [-1, 16] }]
         output [{ name: "S" data_type: TYPE_FP32 dims: [-1, 16] }]

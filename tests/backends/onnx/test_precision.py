@@ -53,7 +53,7 @@ def test_answers_are_those_of_float64_within_float16(graphs: Any, kind: str, row
     assert np.abs(y - exact(x)).max() > 1e-6  # or it was not float16 that computed
 
 
-def test_what_float16_cannot_hold_is_infinite(graphs: Any) -> None:
+def test_overflow_of_float16_is_infinite(graphs: Any) -> None:
     io = (TensorProto.FLOAT16, ["n", 2])
     path = graphs.write([helper.make_node("Add", ["x", "x"], ["y"])], {"x": io}, {"y": io})
     y = graphs.serve(path).execute({"x": np.array([[60000, 1]], np.float16)})["y"]

@@ -155,7 +155,7 @@ def test_weights_beside_the_graph_are_read(graphs: Any) -> None:
     assert y.tolist() == [[1, 2, 3, 4]]
 
 
-def test_what_an_accelerator_compiled_stays_in_the_model_too(graphs: Any) -> None:
+def test_compiled_files_outside_of_the_model_are_refused(graphs: Any) -> None:
     version = write(graphs, compiled("/etc/passwd", embed_mode=0))
     with pytest.raises(LoadError, match=r"names the file '/etc/passwd', .*: it is absolute"):
         graphs.serve(version)

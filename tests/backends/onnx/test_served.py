@@ -64,7 +64,7 @@ def test_bytes_that_are_no_text_fail_alone_in_their_batch(server: Server) -> Non
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_model_is_served_and_unloaded_wherever_its_instances_live(graphs: Any, pair: Any, isolation: str) -> None:
+def test_a_model_is_served_and_unloaded_with_each_isolation(graphs: Any, pair: Any, isolation: str) -> None:
     setting = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}'
     graphs.add("m")
     (graphs.root / "m" / "config.pbtxt").write_text(setting)

@@ -51,7 +51,7 @@ def with_external_data(path: Path) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("relative", ["model.onnx", "model.onnx/model.onnx"])
-def test_external_data_lies_beside_the_file_or_in_its_directory(graphs: Any, relative: str) -> None:
+def test_external_data_is_found_in_both_places(graphs: Any, relative: str) -> None:
     version = graphs.root / "m" / "1"
     weights = with_external_data(version / relative)
     y = graphs.serve(version).execute({"x": np.ones((1, 1024), np.float32)})["y"]
@@ -85,7 +85,7 @@ def test_a_broken_file_is_a_load_error_that_names_it(graphs: Any, content: bytes
     assert "\n" not in caught.value.message
 
 
-def test_paths_of_the_machine_that_built_an_engine_are_left_out_however_they_begin() -> None:
+def test_build_paths_are_removed_from_errors() -> None:
     """The form of version 1.23: no space before its source file."""
     message = (
         "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Load model from m failed:/src/graph/model.cc:149 f() No graph."

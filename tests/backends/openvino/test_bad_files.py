@@ -63,7 +63,7 @@ def test_weights_shorter_than_the_graph_declares_are_refused(models: Any, size: 
         ('to-layer="77"', 'to-layer="2"'),
     ],
 )
-def test_a_graph_that_lies_is_refused(models: Any, wrong: str, right: str) -> None:
+def test_a_graph_with_wrong_values_is_refused(models: Any, wrong: str, right: str) -> None:
     file = write_ir(models) / "model.xml"
     text = file.read_text()
     assert right in text
@@ -176,12 +176,12 @@ def huge(models: Any, config: str = "") -> None:
     write_onnx(models, nodes, [numpy_helper.from_array(np.array([1 << 40], np.int64), "shape")], config)
 
 
-def test_a_graph_that_asks_for_more_memory_than_there_is_is_refused(models: Any) -> None:
+def test_a_graph_larger_than_memory_is_refused(models: Any) -> None:
     huge(models)
     assert "bad_alloc" in reason(models)
 
 
-def test_a_process_bounds_the_memory_that_a_graph_can_ask_for(models: Any) -> None:
+def test_a_process_bounds_the_memory_of_a_graph(models: Any) -> None:
     """8 GiB, which a machine may have. OpenVINO allocates them in the model's process."""
     nodes = [
         helper.make_node("Expand", ["x", "shape"], ["many"]),

@@ -26,7 +26,7 @@ def settings(**parameters: str) -> str:
     "device", ["CPU", "AUTO", "AUTO:CPU", "AUTO:-GPU", "MULTI:CPU", "MULTI:CPU(2)", "HETERO:CPU", "BATCH:CPU"]
 )
 @pytest.mark.parametrize(("count", "more"), [(1, {}), (3, {"NUM_STREAMS": "2", "INFERENCE_NUM_THREADS": "2"})])
-def test_whatever_chooses_the_cpu_answers_alike(models: Any, device: str, count: int, more: dict[str, str]) -> None:
+def test_all_devices_that_select_the_cpu_agree(models: Any, device: str, count: int, more: dict[str, str]) -> None:
     models.add()
     group = f"instance_group {{ count: {count} kind: KIND_CPU }}"
     models.config(f"{group} {settings(TARGET_DEVICE=device, **more)}")
@@ -38,7 +38,7 @@ def test_whatever_chooses_the_cpu_answers_alike(models: Any, device: str, count:
 
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO", "AUTO:CPU", "AUTO:-GPU", "MULTI:CPU(2)", "HETERO:CPU", "BATCH:CPU"])
-def test_whatever_chooses_the_cpu_computes_in_fp32(models: Any, device: str) -> None:
+def test_all_devices_that_select_the_cpu_compute_in_fp32(models: Any, device: str) -> None:
     """Left alone, CPUs with AMX multiply matrices in BF16. Elsewhere this cannot fail."""
     generator = np.random.default_rng(5)
     weights, x = (generator.normal(size=size).astype(np.float32) for size in ((64, 64), (8, 64)))

@@ -41,7 +41,7 @@ def test_an_onnx_file_is_read(models: Any) -> None:
         np.testing.assert_array_equal(server.infer("m", {"x": x}).outputs["y"], x + 1)
 
 
-def test_the_weights_of_an_onnx_file_may_lie_beside_it(models: Any) -> None:
+def test_the_weights_of_an_onnx_file_may_be_beside_it(models: Any) -> None:
     save_onnx(models, save_as_external_data=True, location="weights", size_threshold=0)
     assert (models.root / "m" / "1" / "weights").is_file()
     x = np.array([[1, 2], [3, 4]], np.float32)

@@ -63,7 +63,7 @@ def test_a_bounded_dimension_is_variable_and_its_bound_is_the_engine_s(models: A
         np.testing.assert_array_equal(server.infer("m", {"x": array}).outputs["y"], -array)
 
 
-def test_inputs_are_given_the_dims_of_the_config(models: Any) -> None:
+def test_inputs_get_the_dims_of_the_config(models: Any) -> None:
     convolution(models, [-1, 3, 8, 8])
     models.parameter(
         "RESHAPE_IO_LAYERS",

@@ -189,7 +189,7 @@ def test_processes_of_the_code_are_ended(completes: Completes, tmp_path: Path, w
     wait_until(lambda: _is_gone(pid), f"{pid} has ended")
 
 
-def test_what_the_code_prints_is_no_part_of_the_answer(completes: Completes, capfd: pytest.CaptureFixture[str]) -> None:
+def test_printed_text_is_no_part_of_the_answer(completes: Completes, capfd: pytest.CaptureFixture[str]) -> None:
     config = completes("print('{\"completed\": 1}')\npb_utils.Logger.log_info('logged')\n" + ALL)
     assert config.max_batch_size == 8
     out, err = capfd.readouterr()

@@ -244,7 +244,7 @@ def test_a_refused_call_is_an_answer(server: Server) -> None:
         ask(server, "caller", target="nowhere")
 
 
-def test_memory_is_given_back(server: Server, cuda: PlayedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_released(server: Server, cuda: PlayedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of both processes is files."""
     Kept.received = []
     first = {name: ask(server, name) for name in ("doubled_doubled", "doubled_kept")}

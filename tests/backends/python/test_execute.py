@@ -296,7 +296,7 @@ def test_a_misnamed_output_is_an_error_that_lists_the_known(zoo: PythonModel) ->
     assert error.message() == "model 'zoo': the backend returned output 'NOPE', but the config has only ['OUT']"
 
 
-def test_an_output_that_the_config_lacks_is_dropped_beside_one_that_it_has(zoo: PythonModel) -> None:
+def test_an_undeclared_output_is_dropped(zoo: PythonModel) -> None:
     assert list(ask(zoo, "extra_name")[0].outputs) == ["OUT"]
 
 
@@ -486,7 +486,7 @@ def test_a_raise_ends_the_requests_that_are_open_and_no_other(stream: PythonMode
     assert second == [1]
 
 
-def test_what_is_sent_after_final_is_refused_to_the_model(stream: PythonModel) -> None:
+def test_a_send_after_final_raises_in_the_model(stream: PythonModel) -> None:
     ended, open_one = run(stream, "after_final")
     assert ended == []
     assert "TritonModelException: Unable to send response. Response sender has been closed." in open_one[0]

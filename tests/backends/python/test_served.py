@@ -446,13 +446,13 @@ def test_models_import_their_own_modules_of_the_same_names(client: http.Inferenc
 
 
 @pytest.mark.parametrize("model", ["bls", "bls_async"])
-def test_a_model_asks_another(client: http.InferenceServerClient, model: str) -> None:
+def test_a_model_calls_another(client: http.InferenceServerClient, model: str) -> None:
     a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
     result = client.infer(model, tensors(http, INPUT0=a, INPUT1=b))
     assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
 
 
-def test_what_a_model_writes_to_an_answer_is_its_own(client: http.InferenceServerClient) -> None:
+def test_writes_to_a_received_output_are_private(client: http.InferenceServerClient) -> None:
     for model, values in (("scribbles", [10, 11, 12]), ("scribbles", [10, 11, 12]), ("constant", [0, 1, 2])):
         assert client.infer(model, tensors(http, IN=np.zeros(1, np.int32))).as_numpy("OUT").tolist() == values
 
@@ -471,7 +471,7 @@ def test_a_chain_of_models_answers_and_a_deadlock_is_refused(client: http.Infere
         ask("nowhere")
 
 
-def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClient, server: Any) -> None:
+def test_a_metric_of_a_model_is_on_the_page(client: http.InferenceServerClient, server: Any) -> None:
     before = server.metric("requests_seen", "metrics")
     result = client.infer("metrics", tensors(http, IN=np.zeros(1, np.int32)))
     assert result.as_numpy("OUT")[0] == before + 1 == server.metric("requests_seen", "metrics")
@@ -541,7 +541,7 @@ def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_l
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 @pytest.mark.parametrize("verbose", [0, 1])
-def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with_whole_paths(
+def test_clients_get_frames_and_the_log_whole_paths(
     tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str, verbose: int
 ) -> None:
     code = """

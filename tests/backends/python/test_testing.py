@@ -83,7 +83,7 @@ def test_packages_for_tests_are_marked_as_typed(package: str) -> None:
     assert (files(package) / "py.typed").is_file()
 
 
-def test_what_initialize_raises_is_a_load_error_with_its_frames(python_model: OpenModel) -> None:
+def test_an_exception_of_initialize_is_a_load_error(python_model: OpenModel) -> None:
     with pytest.raises(LoadError, match=r"^KeyError: 'factor'\n\nAt:\n  .*test_testing.py"):
         python_model(TritonPythonModel)
 

@@ -14,7 +14,7 @@ from headrace_tensorrt import cuda
 
 
 @pytest.mark.usefixtures("driver")
-def test_threads_that_ask_at_once_get_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_get_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_devices", {})
     barrier = threading.Barrier(8)
 

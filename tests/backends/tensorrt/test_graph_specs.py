@@ -80,7 +80,7 @@ def test_an_invalid_spec_is_refused(config: str, message: str) -> None:
     assert raised.value.message == message
 
 
-def test_the_fewest_rows_that_suffice_stand_in() -> None:
+def test_the_smallest_sufficient_graph_is_used() -> None:
     text = "".join(
         f"graph_spec {{ batch_size: {most} graph_lower_bound {{ batch_size: {least} }} }}"
         for most, least in ((8, 1), (4, 2))

@@ -139,7 +139,7 @@ def test_every_method_that_is_called_is_declared_as_it_is_called(protocol: type,
     assert checked
 
 
-def test_what_is_made_is_made_as_it_is_declared(bindings: dict[str, Any]) -> None:
+def test_constructors_match_the_bindings(bindings: dict[str, Any]) -> None:
     def parameters(cls: str) -> list[list[str]]:
         doc = bindings["classes"][cls]["methods"]["__init__"]
         return [[name for name, _ in found] for found, _ in signatures(doc, "__init__")]

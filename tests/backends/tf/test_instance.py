@@ -194,7 +194,7 @@ def test_strings_are_bytes_of_any_kind(models: Any) -> None:
     assert list(found) == [each + b"!" for each in strings]
 
 
-def test_what_is_kept_of_an_answer_outlives_its_session(models: Any) -> None:
+def test_a_result_outlives_its_session(models: Any) -> None:
     path = models.add()
     a, b = np.random.default_rng(8).normal(size=(2, 4, 16)).astype(np.float32)
     with models.loaded(models.model(path)) as (instance,):

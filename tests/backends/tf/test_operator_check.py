@@ -84,7 +84,7 @@ def test_trust_that_is_sent_does_not_count(models: Any, tmp_path: Path, isolatio
         ("WriteFile", lambda x: tf.map_fn(hidden, x)),
     ],
 )
-def test_what_touches_files_or_runs_python_is_refused(models: Any, operator: str, add: Any) -> None:
+def test_operators_for_files_or_python_are_refused(models: Any, operator: str, add: Any) -> None:
     models.save(lambda x: {"y": x, "z": tf.reshape(tf.cast(add(x), tf.float32), [-1, 1])}, SPEC)
     message = models.reason()
     assert f"'{operator}'" in message or (operator == "TensorSliceDataset" and "Dataset'" in message), message
@@ -245,7 +245,7 @@ def test_a_function_that_reads_and_calls_itself_is_refused(models: Any, tmp_path
 
 
 @pytest.mark.parametrize("how", ["api_implements", "gradient"])
-def test_a_function_that_reads_and_stands_in_for_another_is_refused(models: Any, tmp_path: Path, how: str) -> None:
+def test_an_interchangeable_function_that_reads_is_refused(models: Any, tmp_path: Path, how: str) -> None:
     """TensorFlow chooses among functions that implement the same, and a function's gradient by another's name."""
     vocabulary(models, tmp_path)
 

@@ -101,7 +101,7 @@ def test_a_librarys_operator_runs(models: Any, compiled: Path, place: str, capfd
     assert capfd.readouterr().out.count("printed by an operator") == 3
 
 
-def test_the_same_contents_are_loaded_once_wherever_they_lie(models: Any, compiled: Path) -> None:
+def test_the_same_library_is_loaded_once(models: Any, compiled: Path) -> None:
     """TensorFlow would have two kernels then, and use none."""
     for name in ("m", "n"):
         shutil.copy(compiled, write(models, name))
@@ -131,7 +131,7 @@ def test_other_contents_in_the_place_of_a_library_are_refused(models: Any, compi
         np.testing.assert_array_equal(server.infer("replaced", {"x": x}).outputs["y"], 3 * x)
 
 
-def test_what_is_no_library_is_named(models: Any) -> None:
+def test_a_file_that_is_no_library_is_refused(models: Any) -> None:
     (write(models) / "libtimes.so").write_bytes(b"\0this is no library")
     assert "m/1/libtimes.so': " in models.reason()
 

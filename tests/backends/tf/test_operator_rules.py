@@ -75,7 +75,7 @@ def test_every_operator_that_does_more_than_compute_is_refused() -> None:
     assert let_through - frozenset().union(*COMPUTES.values()) == set()
 
 
-def test_every_operator_that_is_given_the_name_of_a_file_is_refused() -> None:
+def test_every_operator_with_a_file_name_is_refused() -> None:
     """By the names of its attributes and inputs."""
     from tensorflow.core.framework import op_def_pb2
     from tensorflow.python.client import pywrap_tf_session

@@ -167,7 +167,7 @@ def test_a_saved_model_in_text_form_is_served(models: Any) -> None:
         assert server.infer("m", {"x": X}).outputs["y"].shape == (3, 3)
 
 
-def test_a_variable_of_tensorflow_1_is_given_by_its_value(models: Any) -> None:
+def test_a_variable_of_tensorflow_1_is_served(models: Any) -> None:
     """Its type is a reference, ``float32_ref``."""
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph, v1.Session() as session:
@@ -437,7 +437,7 @@ def test_an_optional_input_of_a_model_that_batches_is_refused(models: Any) -> No
     assert "optional input 'scale' is not supported for models that support batching" in models.reason()
 
 
-def test_a_ragged_input_is_given_its_elements(models: Any) -> None:
+def test_a_ragged_input_has_its_elements(models: Any) -> None:
     inputs = [tf.TensorSpec([None], tf.float32, name="x"), tf.TensorSpec([None], tf.int32, name="sizes")]
     models.save(lambda x, sizes: {"y": tf.math.segment_sum(x, tf.repeat(tf.range(tf.size(sizes)), sizes))}, *inputs)
     models.config(

@@ -71,7 +71,7 @@ def test_a_platform_of_another_backend_is_refused(models: Any) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_model_is_served_and_unloaded_wherever_its_instances_live(models: Any, isolation: str) -> None:
+def test_a_model_is_served_and_unloaded_with_each_isolation(models: Any, isolation: str) -> None:
     models.add()
     models.config(models.parameters(isolation=isolation) + "instance_group { count: 1 kind: KIND_CPU }")
     a, b = np.random.default_rng(1).normal(size=(2, 3, 16)).astype(np.float32)

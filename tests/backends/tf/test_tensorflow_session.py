@@ -218,7 +218,7 @@ def process(models: Any, *arguments: str, **environ: str) -> tuple[Any, str]:
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: Any) -> None:
+def test_a_process_has_the_configured_threads_and_compiler(models: Any) -> None:
     """In two processes, because the threads of a process are set once. XLA compiles only long chains."""
     spec = [tf.TensorSpec([None, 16], tf.float32, name=each) for each in "AB"]
 
@@ -287,7 +287,7 @@ def test_a_negative_number_of_threads_is_refused(models: Any, key: str) -> None:
     assert f"parameter '{key}' must be non-negative number for TensorFlow model" in models.reason()
 
 
-def test_a_session_has_threads_of_its_own_if_the_model_asks_for_them(models: Any) -> None:
+def test_a_session_has_its_own_threads_if_configured(models: Any) -> None:
     def threads() -> int:
         return sum(1 for _ in Path("/proc/self/task").iterdir())
 

@@ -171,7 +171,7 @@ def test_a_failure_has_the_librarys_error_and_the_next_succeeds(programs: Any, p
         (b'"AOTI_MACHINE": "', b'"AOTI_MACHINE": "z80', "was compiled for a machine 'z80"),
     ],
 )
-def test_what_was_compiled_for_another_machine_is_refused(
+def test_code_for_another_machine_is_refused(
     programs: Any, package: Path, rewrite: Any, original: bytes, other: bytes, why: str
 ) -> None:
     rewrite(package, {"_metadata.json": lambda data: data.replace(original, other)})

@@ -53,12 +53,12 @@ def rows(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         ('{"options": {"trace.enabled": true}}', "option 'trace.enabled', which may name files or commands"),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_is_loaded(text: str, problem: str) -> None:
+def test_wrong_options_are_refused_before_the_load(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"parameter '{KEY}' .*{problem}"):
         Parameters(torch_compile=text)
 
 
-def test_what_torch_compile_takes_is_taken() -> None:
+def test_all_arguments_of_torch_compile_are_valid() -> None:
     options = {
         "fullgraph": True,
         "dynamic": None,
@@ -80,7 +80,7 @@ def test_what_torch_compile_takes_is_taken() -> None:
         ('{"options": {"no_such_option": 1}}', f"parameter '{KEY}': Unexpected optimization option no_such_option"),
     ],
 )
-def test_what_pytorch_does_not_have_is_named(modules: Any, text: str, problem: str) -> None:
+def test_unknown_backends_and_modes_are_refused(modules: Any, text: str, problem: str) -> None:
     with pytest.raises(LoadError, match=problem):
         modules.load(TANH, CONFIG, torch_compile=text)
 
@@ -189,7 +189,7 @@ def test_a_model_that_fails_for_zeros_is_served(modules: Any, caplog: pytest.Log
 # PyTorch's own compiler ----------------------------------------------------------------------------------------
 
 
-def test_compiled_code_computes_the_same_and_lies_in_the_cache(modules: Any) -> None:
+def test_compiled_code_is_right_and_in_the_cache(modules: Any) -> None:
     folder = modules.write("from parts import Net", parts=TANH)
     before = sorted(folder.parent.rglob("*"))
     instance = modules.load(None, CONFIG, torch_compile="{}", num_threads=1)

@@ -62,7 +62,7 @@ def test_the_class_that_is_meant_is_served(modules: Any, code: str) -> None:
     np.testing.assert_array_equal(modules.load(code, X % "x" + Y % "y").execute({"x": A})["y"], 2 * A)
 
 
-def test_a_class_that_lies_beside_is_served(modules: Any) -> None:
+def test_an_imported_class_is_served(modules: Any) -> None:
     modules.write("from net import Net\nfrom torch.nn import ReLU", net=DOUBLE)
     np.testing.assert_array_equal(modules.load(None, X % "x" + Y % "y").execute({"x": A})["y"], 2 * A)
 
@@ -348,7 +348,7 @@ def test_a_model_may_start_threads(modules: Any) -> None:
     assert not started.is_alive()
 
 
-def test_what_is_closed_is_forgotten(modules: Any) -> None:
+def test_closing_frees_the_modules(modules: Any) -> None:
     modules.write("from parts import Net", parts=DOUBLE)
     before = private()
     instance = modules.load(None, X % "x" + Y % "y")

@@ -49,7 +49,7 @@ def test_a_model_is_served_over_every_protocol(modules: Any, write_scale: Callab
     ("isolation", "compiled", "count"),
     [("process", "", 2), ("thread", "", 2), ("process", '{"backend": "aot_eager"}', 1)],
 )
-def test_a_model_is_served_and_reloaded_wherever_its_instances_live(
+def test_a_model_is_served_and_reloaded_with_each_isolation(
     modules: Any, write_scale: Callable[..., Path], isolation: str, compiled: str, count: int
 ) -> None:
     config = parameter("isolation", isolation) + f"instance_group {{ kind: KIND_CPU count: {count} }}"

@@ -294,7 +294,7 @@ def test_sizes_outside_of_the_export_are_invalid_arguments(programs: Any) -> Non
         instance.execute({"a": np.ones((2, 4), np.float32), "b": np.ones((2, 5), np.float32)})
 
 
-def test_what_was_learned_while_exporting_holds_for_requests(programs: Any) -> None:
+def test_guards_of_the_export_hold_for_requests(programs: Any) -> None:
     class EvenOnly(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if x.shape[1] % 2 == 0 else x
@@ -345,7 +345,7 @@ def test_a_buffer_keeps_its_new_value(programs: Any, decomposed: bool) -> None:
     assert float(second.execute(zeros)["OUTPUT__0"][0]) == 1, "another instance has buffers of its own"
 
 
-def test_what_is_not_to_be_written_to_is_not_by_a_program(programs: Any) -> None:
+def test_a_program_does_not_write_to_read_only_inputs(programs: Any) -> None:
     programs.save(InPlaceSum(), torch.ones(3))
     array = np.zeros(3, np.float32)
     array.flags.writeable = False
@@ -414,7 +414,7 @@ def _tensors() -> list[torch.Tensor]:
     return [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
 
 
-def test_constants_among_the_arguments_need_not_be_given(programs: Any) -> None:
+def test_constant_arguments_are_not_inputs(programs: Any) -> None:
     class Powers(torch.nn.Module):
         def forward(self, x: torch.Tensor, bias: torch.Tensor | None, power: int, y: torch.Tensor) -> torch.Tensor:
             return x**power + y if bias is None else bias
@@ -436,7 +436,7 @@ def test_the_error_names_a_type_that_the_protocol_lacks(programs: Any) -> None:
         programs.load()
 
 
-def test_inputs_may_stand_before_the_weights(programs: Any, rewrite: Any) -> None:
+def test_inputs_may_precede_the_weights(programs: Any, rewrite: Any) -> None:
     path = programs.save(torch.nn.Linear(3, 2), torch.ones(1, 3))
     inputs = {"input": np.arange(3, dtype=np.float32).reshape(1, 3)}
     expected = programs.load().execute(inputs)["OUTPUT__0"]

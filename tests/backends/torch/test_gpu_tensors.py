@@ -201,7 +201,7 @@ def test_a_batch_is_one_launch_with_graphs(modules: Any) -> None:
 
 
 @pytest.mark.parametrize("code", ["x.sum().item() * x", "x.cpu().cuda()", "x + torch.ones(1).cuda()"])
-def test_what_waits_for_the_gpu_has_no_graph_and_the_gpu_lives_on(modules: Any, code: str) -> None:
+def test_the_gpu_survives_a_failed_capture(modules: Any, code: str) -> None:
     text = f"class Net(torch.nn.Module):\n    def forward(self, x):\n        return {code}\n"
     instance = modules.load(text, ONE.replace("[-1]", "[4]") + GRAPHS, device="gpu")
     with pytest.raises(LoadError, match="cannot be captured") as found:
@@ -220,7 +220,7 @@ def test_what_waits_for_the_gpu_has_no_graph_and_the_gpu_lives_on(modules: Any, 
     assert again.to_host().shape == X.shape
 
 
-def test_captures_beside_a_model_that_is_served(modules: Any, server: Server) -> None:
+def test_captures_while_another_model_is_served(modules: Any, server: Server) -> None:
     """Another model's thread allocates and waits meanwhile: neither disturbs the other.
 
     It failed when it last ran on a GPU, before calls waited for the end of a capture.

@@ -79,7 +79,7 @@ def test_names_take_precedence_over_the_order_of_the_config(scripts: Any) -> Non
         (("a", "b"), ("OUTPUT", "OUTPUT__0")),
     ],
 )
-def test_mixed_conventions_stand_in_the_order_of_the_config(
+def test_mixed_conventions_use_the_order_of_the_config(
     scripts: Any, caplog: pytest.LogCaptureFixture, inputs: tuple[str, str], outputs: tuple[str, str]
 ) -> None:
     """The cases of Triton's own test of names, qa/L0_libtorch_io_names."""
@@ -173,7 +173,7 @@ def test_a_failure_has_the_error_and_the_next_call_succeeds(scripts: Any) -> Non
     np.testing.assert_array_equal(instance.execute({"a": A, "b": B})["d"], A - B)
 
 
-def test_what_is_no_text_is_the_callers_fault(scripts: Any) -> None:
+def test_invalid_utf8_is_an_invalid_argument(scripts: Any) -> None:
     class Strings(torch.nn.Module):
         def forward(self, x: list[str]) -> list[str]:
             return x
@@ -215,7 +215,7 @@ def test_the_error_names_a_missing_gpu(scripts: Any) -> None:
         scripts.load(Difference(), X % "a" + X % "b" + Y % "d", device="gpu")
 
 
-def test_a_script_that_chooses_its_device_is_given_inputs_on_the_cpu(scripts: Any) -> None:
+def test_a_script_that_chooses_its_device_gets_cpu_inputs(scripts: Any) -> None:
     instance = scripts.load(Difference(), X % "a" + X % "b" + Y % "d", device="model")
     np.testing.assert_array_equal(instance.execute({"a": A, "b": B})["d"], A - B)
 

@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_what_python_writes_is_undamaged(protocol: int) -> None:
+def test_pickles_of_python_are_undamaged(protocol: int) -> None:
     values: list[Any] = [None, True, 1, 300, 1 << 20, 1 << 80, -(1 << 3000), 1.5, "text", "λ" * 300, b"x" * 300,
               {"a": [1]}, (1, 2, 3, 4), {1, 2}, frozenset((3,)), OrderedDict(a=Path("/")), bytearray(b"y"),
               [list(range(2000))], "many words " * 9000]  # fmt: skip

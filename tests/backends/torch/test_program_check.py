@@ -257,7 +257,7 @@ def test_sizes_are_computed(text: str, value: int) -> None:
         "(" * 500,
     ],
 )
-def test_what_is_no_arithmetic_is_refused(text: str) -> None:
+def test_other_expressions_are_refused(text: str) -> None:
     with pytest.raises(TrustRequired, match="which is no arithmetic"):
         Arithmetic(text)
 

@@ -62,7 +62,7 @@ def reason(server: Server) -> str:
     return next(entry.reason for entry in server.index() if entry.name == "m")
 
 
-def test_why_a_program_is_not_served_stands_in_the_index(programs: Any, scores: Scores, rewrite: Any) -> None:
+def test_the_index_has_the_reason_of_a_failed_program(programs: Any, scores: Scores, rewrite: Any) -> None:
     path = programs.root / "m" / "1" / "model.pt2"
     rewrite(path, {"model.json": lambda data: data.replace(b"aten.relu.default", b"mine.relu.default")})
     with serve(programs.root, exit_on_error=False) as server:

@@ -172,5 +172,5 @@ def test_a_model_that_may_never_end_does_not_run_on_the_event_loop(
     assert scripts.load(module, config).any_thread == anywhere
 
 
-def test_what_cannot_be_analysed_does_everything() -> None:
+def test_an_unknown_module_has_all_effects() -> None:
     assert effects_of(torch, object()) == ScriptEffects(True, True, True, True, True)

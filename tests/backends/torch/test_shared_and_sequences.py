@@ -116,7 +116,7 @@ def test_a_stateful_module_runs_in_one_instance_at_a_time(save: Any, shared: boo
     assert first.any_thread is second.any_thread is not needs_lock, "the event loop would wait for its turn"
 
 
-def test_what_changes_nothing_needs_no_turns(save: Any) -> None:
+def test_a_stateless_module_runs_concurrently(save: Any) -> None:
     first, second = two_instances(save(torch.nn.ReLU(), torch.zeros(2)))
     assert first._run.__self__ is second._run.__self__ if hasattr(first._run, "__self__") else first._run is second._run  # type: ignore[attr-defined]
     assert first.any_thread

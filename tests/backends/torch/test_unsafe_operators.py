@@ -54,7 +54,7 @@ ZEROES = [
 
 
 @pytest.mark.parametrize("code", ZEROES)
-def test_what_a_script_has_not_written_is_zero(scripts: Any, rewrite: Any, unwritten_byte: int, code: str) -> None:
+def test_unwritten_memory_of_a_script_is_zero(scripts: Any, rewrite: Any, unwritten_byte: int, code: str) -> None:
     with_code(rewrite, scripts.save(Returns()), code)
     trusted = scripts.load(None, CONFIG, trust=True, warm_up=False)
     assert leaks(lambda: trusted.execute({"x": X})["y"], unwritten_byte), (
@@ -149,7 +149,7 @@ Hides.__annotations__ = {"behind": Makes}
 
 
 @pytest.mark.usefixtures("unwritten_byte")
-def test_wherever_a_script_hides_it(scripts: Any) -> None:
+def test_hidden_operators_are_zeroed_too(scripts: Any) -> None:
     instance = scripts.load(Hides(), CONFIG, warm_up=False)
     for _ in range(3):
         assert not instance.execute({"x": X})["y"].any()
@@ -215,7 +215,7 @@ class Made(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["empty", "empty_like", "new_empty", "empty_permuted"])
-def test_what_a_program_has_not_written_is_zero(programs: Any, unwritten_byte: int, kind: str) -> None:
+def test_unwritten_memory_of_a_program_is_zero(programs: Any, unwritten_byte: int, kind: str) -> None:
     path = programs.save(Made(kind), torch.from_numpy(X))
     by_pytorch = torch.export.load(str(path)).module()
     assert leaks(lambda: by_pytorch(torch.from_numpy(X)), unwritten_byte), (

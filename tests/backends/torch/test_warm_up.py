@@ -99,7 +99,7 @@ def test_programs_are_executed_too(programs: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
-def test_what_drops_out_in_training_only_draws_nothing(programs: Any) -> None:
+def test_dropout_in_training_only_is_not_random(programs: Any) -> None:
     for module in (torch.nn.TransformerEncoderLayer(4, 2), torch.nn.LSTM(4, 4, dropout=0.5, num_layers=2)):
         programs.save(module.eval(), torch.zeros(2, 3, 4))
         assert programs.load()._can_warm_up, type(module)

@@ -80,7 +80,7 @@ def test_weights_have_the_name_of_the_code(modules: Any, folder: Path) -> None:
     np.testing.assert_array_equal(found, Y)
 
 
-def test_weights_are_the_modules_own_whatever_becomes_of_the_file(modules: Any, folder: Path) -> None:
+def test_weights_do_not_depend_on_the_file_later(modules: Any, folder: Path) -> None:
     """Truncating a mapped file would crash the process."""
     torch.save(STATE, folder / "model.pt")
     instance = modules.load(None, CONFIG)
@@ -106,7 +106,7 @@ def test_two_files_of_weights_are_one_too_many(modules: Any, folder: Path) -> No
         modules.load(None, CONFIG)
 
 
-def test_what_does_not_fit_is_listed(modules: Any, folder: Path) -> None:
+def test_weights_that_do_not_fit_are_listed(modules: Any, folder: Path) -> None:
     torch.save({"layer.weight": WEIGHT[:2], "head": BIAS}, folder / "model.pt")
     with pytest.raises(LoadError) as raised:
         modules.load(None, CONFIG)

@@ -36,7 +36,7 @@ def never(into: Path) -> None:
     raise AssertionError("it is there already")
 
 
-def test_what_is_made_once_is_found_again(cache: Path) -> None:
+def test_an_environment_is_created_once(cache: Path) -> None:
     assert cached("a", make) == cache / "environments/a/env"
     assert (cached("a", never) / "made").exists()
 
@@ -72,7 +72,7 @@ def test_a_failure_removes_its_files_and_the_next_attempt_starts_anew(cache: Pat
     assert (cached("a", make) / "made").exists()
 
 
-def test_what_a_killed_server_left_half_made_is_swept_by_the_next(cache: Path, wait_until: Callable[..., None]) -> None:
+def test_incomplete_environments_are_removed(cache: Path, wait_until: Callable[..., None]) -> None:
     with subprocess.Popen([sys.executable, "-c", MAKE_AND_HANG, "a"], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"making\n"

@@ -79,7 +79,7 @@ def test_a_changed_archive_is_unpacked_again(packed_environment: Path, tmp_path:
     assert Path(first.python).exists()  # another server may run there
 
 
-def test_what_is_unpacked_is_the_users_alone(packed_environment: Path, tmp_path: Path, cache: Path) -> None:
+def test_environments_are_for_their_user_only(packed_environment: Path, tmp_path: Path, cache: Path) -> None:
     find(str(packed_environment), tmp_path)
     assert (cache / "environments").stat().st_mode & 0o777 == 0o700
 

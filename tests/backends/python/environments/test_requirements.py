@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_what_is_required_is_installed_and_numpy_beside_it(
+def test_requirements_and_numpy_are_installed(
     model: Path, cache: Path, wheels: Wheels, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "headrace.python")

@@ -78,7 +78,7 @@ def ask(port: int, model: str, *values: float, batched: bool = False) -> Any:
         return client.infer(model, [tensor]).as_numpy("OUT")
 
 
-def test_each_model_runs_in_the_environment_it_asks_for(
+def test_each_model_runs_in_its_environment(
     tmp_path: Path, cache: Path, serve: Serve, virtual_environment: Path, packed_environment: Path
 ) -> None:
     write(tmp_path / "models/there", WORD, f'backend: "python" {parameter(str(virtual_environment))}')

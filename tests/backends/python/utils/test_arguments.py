@@ -121,7 +121,7 @@ def test_any_other_correlation_id_is_refused(value: Any) -> None:
         {"trace": "x"},
     ],
 )
-def test_what_makes_no_request_is_a_type_error(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_a_type_error(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         made(**arguments)
 
@@ -196,7 +196,7 @@ def test_decoupled_is_a_bool(decoupled: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "nonsense", 1, object()])
-def test_what_is_no_type_of_numpy_has_no_number(kind: Any) -> None:
+def test_types_that_numpy_lacks_have_no_number(kind: Any) -> None:
     assert pb_utils.numpy_to_triton_type(kind) is None
 
 

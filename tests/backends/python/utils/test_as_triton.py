@@ -30,7 +30,7 @@ def test_parameters_that_are_no_dictionary_are_refused_in_tritons_words(paramete
         pb_utils.InferenceResponse([], parameters=parameters)
 
 
-def test_the_number_of_a_member_does_not_stand_for_it() -> None:
+def test_the_number_of_a_member_is_refused() -> None:
     family: Any = pb_utils.MetricFamily
     with pytest.raises(TypeError, match=r"must be of type MetricKind \(COUNTER, GAUGE, HISTOGRAM\), found type 'int'"):
         family("n", "d", 0)

@@ -115,7 +115,7 @@ async def awaited(model: str) -> pb_utils.InferenceResponse:
     return await ask(model).async_exec()
 
 
-def test_input_given_twice_is_refused_in_the_response(services: FunctionServices) -> None:
+def test_a_duplicate_input_is_refused_in_the_response(services: FunctionServices) -> None:
     x = pb_utils.Tensor("x", np.zeros(1))
     request = pb_utils.InferenceRequest(inputs=[x, x], requested_output_names=[], model_name="double")
 
@@ -135,7 +135,7 @@ def test_decoupled_responses_arrive_one_by_one_with_an_empty_last(services: Func
     assert services.cancelled == []
 
 
-def test_responses_are_given_again_once_they_have_ended() -> None:
+def test_responses_can_be_iterated_again() -> None:
     responses = ask("count", 2).exec(decoupled=True)
     assert outputs(responses) == outputs(responses) == [0, 1, None]
 
@@ -160,7 +160,7 @@ def test_closing_or_cancelling_the_iterator_cancels_the_request(services: Functi
     assert services.cancelled == services.tickets[1:]
 
 
-def test_calls_of_a_loop_run_beside_each_other_without_threads(services: FunctionServices) -> None:
+def test_calls_of_a_loop_overlap_without_threads(services: FunctionServices) -> None:
     arrived = threading.Barrier(3)
 
     def meet(request: InferRequest) -> Iterator[Answer]:
@@ -231,7 +231,7 @@ def test_calls_without_a_server_are_refused() -> None:
     contextvars.Context().run(ask_alone)
 
 
-def test_thread_can_ask_with_a_request_that_execute_made() -> None:
+def test_a_thread_can_send_a_request_of_execute() -> None:
     request, answers = ask("double"), []
     thread = threading.Thread(target=lambda: answers.append(request.exec()))
     thread.start()

@@ -55,7 +55,7 @@ def test_bf16_passes_both_ways() -> None:
     assert source[0] == 7
 
 
-def test_capsule_is_taken_once_and_given_anew() -> None:
+def test_a_capsule_is_consumed_once_and_exported_again() -> None:
     source = torch.arange(3)
     capsule = torch.utils.dlpack.to_dlpack(source)
     tensor = pb_utils.Tensor.from_dlpack("x", capsule)
@@ -144,7 +144,7 @@ def test_strings_are_refused() -> None:
 
 
 @pytest.mark.parametrize("what", [3, None, [1.0], object()])
-def test_what_is_no_tensor_is_refused(what: object) -> None:
+def test_an_object_that_is_no_tensor_is_refused(what: object) -> None:
     with pytest.raises(
         pb_utils.TritonModelException,
         match=r"^Provided tensor is not supported\. Tensor must be a DLPack capsule or have `__dlpack__` and ",
@@ -152,7 +152,7 @@ def test_what_is_no_tensor_is_refused(what: object) -> None:
         pb_utils.Tensor.from_dlpack("x", what)
 
 
-def test_type_that_triton_lacks_is_refused_and_left_alone() -> None:
+def test_a_type_that_triton_lacks_is_refused() -> None:
     source = torch.zeros(2, dtype=torch.complex64)
     with pytest.raises(pb_utils.TritonModelException, match=r"not supported \(code 5, 64 bits, 1 lanes\)"):
         pb_utils.Tensor.from_dlpack("x", source)

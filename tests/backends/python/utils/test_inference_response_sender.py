@@ -108,13 +108,13 @@ def test_invalid_sends_are_refused(
     assert call.answers == answers
 
 
-def test_what_is_no_response_is_refused(recorded: type[Recorded]) -> None:
+def test_a_response_of_another_type_is_refused(recorded: type[Recorded]) -> None:
     sender = received(recorded(), DECOUPLED).get_response_sender()
     with pytest.raises(TypeError, match="found type 'list'"):
         sender.send([])  # type: ignore[arg-type]
 
 
-def test_every_ask_gives_the_same_sender(recorded: type[Recorded]) -> None:
+def test_a_request_has_one_sender(recorded: type[Recorded]) -> None:
     request = received(recorded(), PLAIN)
     assert request.get_response_sender() is request.get_response_sender()
 

@@ -120,7 +120,7 @@ def test_operation_that_does_not_fit_the_kind_is_refused(
 
 
 @pytest.mark.parametrize("value", ["1", b"1", None, [1], 1j])
-def test_what_is_no_number_is_no_value(family: Callable[[int], pb_utils.MetricFamily], value: Any) -> None:
+def test_a_value_that_is_no_number_is_refused(family: Callable[[int], pb_utils.MetricFamily], value: Any) -> None:
     counted = family(COUNTER)
     counter = counted.Metric()
     with pytest.raises(TypeError, match=r"the value of increment\(\) must be a number, found type"):

@@ -76,7 +76,7 @@ def test_received_strings_are_bytes_in_shape() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["object", "U"])
-def test_text_is_sent_as_utf8_and_seen_as_given(dtype: str) -> None:
+def test_text_is_sent_as_utf8_and_read_unchanged(dtype: str) -> None:
     array = np.array(["é", "abc"], dtype)
     tensor = pb_utils.Tensor("x", array)
 

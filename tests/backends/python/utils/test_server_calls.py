@@ -58,13 +58,13 @@ def test_levels_have_tritons_numbers() -> None:
         ("m", "INFO", TypeError),
     ],
 )
-def test_what_is_no_line_is_refused(message: Any, level: Any, kind: type[Exception]) -> None:
+def test_an_invalid_log_message_is_refused(message: Any, level: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         Logger.log(message, level)
 
 
 @pytest.mark.usefixtures("runtime")
-def test_bytes_are_a_line_whatever_they_say(services: FunctionServices) -> None:
+def test_any_bytes_are_a_log_message(services: FunctionServices) -> None:
     Logger.log(b"m")
     Logger.log_info(bytearray(b"i"))
     Logger.log_warn(np.str_("w"))
