@@ -133,10 +133,7 @@ class OrtValueInstance(OnnxInstance):
 
 
 class DeviceInstance(OnnxInstance):
-    """Runs a session on a GPU through an IO binding. Inputs may be on the GPU, and outputs stay there.
-
-    A model with BYTES inputs can not be bound.
-    """
+    """Runs a session on a GPU by an IO binding. Inputs may be on the GPU; outputs stay there. No input is BYTES."""
 
     takes_device_tensors = True
 

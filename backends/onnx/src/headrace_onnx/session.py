@@ -1,4 +1,4 @@
-"""ONNX Runtime itself, imported when the first model needs it, and its sessions, from a model's config and parameters.
+"""Imports ONNX Runtime when the first model needs it, and opens its sessions by a model's config and parameters.
 
 Source: docs/spec/behaviours.md section 10.2. Errors of the engine are reworded.
 """
@@ -42,10 +42,10 @@ class OpenedSession(NamedTuple):
 
 
 def load_engine() -> Any:
-    """Return the module ``onnxruntime``; raises `LoadError` saying how to install it.
+    """Return the module ``onnxruntime``. Raises `LoadError` with the command that installs it.
 
-    Some builds send usage data to their maker, and keep a database for it in the home directory. Both are switched off
-    here before the import, unless the environment sets them.
+    Some builds send usage data to their vendor, and keep a database for it in the home directory. This is switched off
+    before the import, unless the environment sets it.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     read_libraries("onnxruntime", "capi")
@@ -71,8 +71,10 @@ def reword(error: BaseException) -> str:
 
 
 def open_session(onnxruntime: Any, model: Model, device: Device, options: Mapping[str, str]) -> OpenedSession:
-    """Return a session that is ready to run on ``device``; raises `LoadError` naming the file at fault,
-    or `ConfigError`. ``options`` are the backend's."""
+    """Return a session that is ready to run on ``device``. ``options`` are the backend's.
+
+    Raises `LoadError` naming the file at fault, or `ConfigError`.
+    """
     session_options = _session_options(onnxruntime, model, options)
     chosen = providers.choose(onnxruntime, model, device)
     if device.kind == "gpu" and hasattr(onnxruntime, "preload_dlls"):
@@ -160,7 +162,7 @@ def _profile(model: Model, backend_options: Mapping[str, str]) -> Path:
 def _register_libraries(options: Any, model: Model) -> None:
     """Load the config's libraries of custom operators, from the version's directory or the model's.
 
-    They are native code: an absolute path is refused by validation, and any in a config that was sent here.
+    They are native code. Validation refuses absolute paths, and this function all paths of a config that was sent.
     """
     for library in model.config.model_operations.op_library_filename:
         model.refuse_if_sent("'op_library_filename'")
@@ -177,8 +179,8 @@ def _open(
 ) -> OpenedSession:
     """Return the session. With ``copies_weights``, copy weights in other files into memory instead of mapping them.
 
-    If a mapped file is shortened while the model is served, the process ends. Constants in branches and functions are
-    still mapped; no exporter is known to write these to files.
+    If a mapped file is truncated while the model is served, the process crashes. Constants in branches and functions
+    are still mapped; no known exporter writes these to files.
     """
     path = _file_of(model.file("model.onnx"))
     names, repeats = read_onnx_file(path, model.path.parent)
@@ -197,7 +199,7 @@ def _open(
 
 @contextmanager
 def _contents(model: Model, path: Path, name: str) -> Iterator[Any]:
-    """The bytes of the file ``name`` beside ``path``, for as long as a session is being opened."""
+    """Yield the bytes of the file ``name`` beside ``path``, while a session is being opened."""
     file = path.parent / posixpath.normpath(name)
     try:
         with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -215,7 +217,7 @@ def _version(onnxruntime: Any) -> tuple[int, ...]:
 
 
 def _file_of(path: Path) -> Path:
-    """Return the ONNX file itself: ``path``, or ``model.onnx`` inside it if it is a directory.
+    """Return the ONNX file: ``path``, or ``model.onnx`` in it if it is a directory.
 
     Raises `LoadError` naming the missing file.
     """
@@ -228,7 +230,7 @@ def _file_of(path: Path) -> Path:
 
 
 def share_threads(onnxruntime: Any, options: Mapping[str, str]) -> bool:
-    """True if all sessions of this process share one thread pool, which is created if needed.
+    """Return True if all sessions of this process share one thread pool, and create it if needed.
 
     ``options`` are the backend's: ``enable-global-threadpool``, and the counts ``intra_op_thread_count`` and
     ``inter_op_thread_count``. Raises `ConfigError`.

@@ -8,7 +8,7 @@ from typing import Any
 from headrace import dtypes
 from headrace_engines import Graph, GraphTensor
 
-#: ONNX Runtime's spelling of an element type, and ours. Anything else is not in the protocol.
+#: The protocol's data types by ONNX Runtime's names. The protocol lacks all other types.
 ELEMENT_TYPES = {
     "bool": dtypes.BOOL,
     "uint8": dtypes.UINT8,

@@ -68,5 +68,5 @@ class TensorFlow(Backend):
         try:
             return TensorFlowInstance(placed, opened, pool)
         except BaseException:
-            pool.give_back(placed.device, opened)
+            pool.release(placed.device, opened)
             raise

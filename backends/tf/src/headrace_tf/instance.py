@@ -1,4 +1,4 @@
-"""The executions of an instance: by a callable that the session makes at load.
+"""The executions of an instance, by a callable that the session creates at load.
 
 Measured for two f32[1, 16] inputs and two outputs on the CPU: a signature of ``tf.saved_model.load`` takes 240 us,
 ``Session.run`` and ``Session.make_callable`` 80, and this, whose operators run on the calling thread, 6.
@@ -67,4 +67,4 @@ class TensorFlowInstance(Instance):
 
     def close(self) -> None:
         del self._call
-        self._pool.give_back(self._device, self._opened)
+        self._pool.release(self._device, self._opened)

@@ -26,7 +26,7 @@ _INIT_COLLECTIONS, _ASSETS_COLLECTION = ("saved_model_main_op", "legacy_init_op"
 
 
 def read_saved_model(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
-    """The graph and the signature that the parameters choose.
+    """Return the graph and the signature that the parameters choose.
 
     Raises `LoadError` naming the file, and `ConfigError` for a tag or a signature that is not in it.
     """

@@ -1,4 +1,4 @@
-"""The sessions of one version: opened on a device, filled with variables, and shared by as many instances as may."""
+"""Opens the sessions of one version on a device, restores their variables, and shares them among instances."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from headrace_tf.tensorflow_process import load_engine, own_operators, reword
 
 @dataclass(slots=True)
 class OpenSession:
-    """A session that is ready to run, and how many instances use it. ``repeats``: an execution may take as long as the
-    values of a request say, or for ever."""
+    """A session that is ready to run, and the number of its instances. ``repeats``: the time of an execution depends on
+    the values of a request, and may be unlimited."""
 
     session: Any
     graph: ModelGraph
@@ -40,8 +40,9 @@ class SessionPool:
         self._sessions: dict[Device, list[OpenSession]] = {}
 
     def get(self, model: Model, options: BackendOptions) -> OpenSession:
-        """Return a session for ``model.device`` that has room; open one if there is none. Raises `LoadError` or
-        `ConfigError`.
+        """Return a session for ``model.device`` below the maximum of instances; open one if there is none.
+
+        Raises `LoadError` or `ConfigError`.
         """
         with self._lock:
             there = self._sessions.setdefault(model.device, [])
@@ -53,7 +54,7 @@ class SessionPool:
             there.append(opened)
             return opened
 
-    def give_back(self, device: Device, opened: OpenSession) -> None:
+    def release(self, device: Device, opened: OpenSession) -> None:
         """Release ``opened`` for one instance; close it after the last one."""
         with self._lock:
             opened.users -= 1
