@@ -58,8 +58,8 @@ def chat_document(document: Mapping[str, Any]) -> dict[str, Any]:
     chat["messages"] = _messages(document)
     if tools := document.get("tools"):
         chat["tools"] = _tools(tools)
-        if (choice := document.get("tool_choice")) is not None:
-            chat["tool_choice"] = _tool_choice(choice)
+    if (choice := document.get("tool_choice")) is not None:
+        chat["tool_choice"] = _tool_choice(choice)
     if (form := _text_format(document.get("text"))) is not None:
         chat["response_format"] = form
     return chat
