@@ -26,7 +26,8 @@ def test_a_model_that_one_server_unloads_stays_in_another(tmp_path: Path, wait_u
     with serve(tmp_path / "one", **explicit) as first, serve(tmp_path / "two", **explicit) as second:
         one, two = catalog_of(first), catalog_of(second)
         model = one.find("same")
-        assert model.text.template is not None
+        assert model.text_model is not None
+        assert model.text_model.template is not None
         assert [each.name for each in two.all()] == []
         on_loop(second, second.unload("same"))
         assert one.find("same") is model

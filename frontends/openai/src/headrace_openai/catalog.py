@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class LanguageModel:
     """A model with a task, as the routes use it. ``found_s`` is when it was found, in seconds since 1970.
 
-    ``texts`` is None if it does not generate text.
+    ``text_model`` is None if it does not generate text.
     """
 
     view: ModelView
     contract: Contract
     found_s: int
-    texts: TextModel | None
+    text_model: TextModel | None
 
     @property
     def name(self) -> str:
@@ -35,12 +35,6 @@ class LanguageModel:
     @property
     def task(self) -> Task:
         return self.contract.task
-
-    @property
-    def text(self) -> TextModel:
-        """Its inputs and outputs. Only for a model that generates text."""
-        assert self.texts is not None
-        return self.texts
 
 
 class ModelCatalog:
@@ -103,9 +97,9 @@ class ModelCatalog:
         contract = Contract.of(view)
         if contract is None:
             return None
-        texts = None
+        text_model = None
         if contract.task is Task.GENERATION:
             from headrace_openai.text_models import TextModel
 
-            texts = TextModel(view, contract, self.templates.of(view))
-        return LanguageModel(view, contract, int(time()), texts)
+            text_model = TextModel(view, contract, self.templates.of(view))
+        return LanguageModel(view, contract, int(time()), text_model)

@@ -65,7 +65,8 @@ class GenerationRoute(OpenAiRoute):
         name, adapter = self.extension.models.split(named)
         caller = await self.admit(call, name)
         with ending(caller, only_errors=True):
-            model = self.extension.models.find(name, Task.GENERATION).text
+            model = self.extension.models.find(name, Task.GENERATION).text_model
+            assert model is not None
             sent_as = request_id(call.request)
             is_small = call.request.body.nbytes <= SMALL_BYTES
             answer = await self.generate(TextCall(call, document, model, named, adapter, caller, sent_as, is_small))
