@@ -284,10 +284,8 @@ def _require_members(shown: str, part: type, base: type) -> None:
     parameters = vars(part).get("Parameters")
     if parameters is not None and not (is_dataclass(parameters) and all(map(_has_default, fields(parameters)))):
         raise TypeError(f"{shown}: 'Parameters' must be a dataclass in which every field has a default")
-    overridden = {name for kind in part.__mro__[: part.__mro__.index(base)] for name in vars(kind)}.intersection(
-        dir(base)
-    )
-    for name in overridden:
+    own_names = {name for kind in part.__mro__[: part.__mro__.index(base)] for name in vars(kind)}
+    for name in sorted(own_names.intersection(dir(base))):
         declared, own = getattr(base, name), inspect.getattr_static(part, name)
         if isinstance(declared, tuple) and isinstance(own, str | type):
             raise TypeError(f"{shown}: '{name}' is {own!r}, expected a tuple")

@@ -12,7 +12,7 @@ from headrace.agents.base import RepositoryAgent
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation import Problem
 from headrace.distributions import is_known
-from headrace.errors import Code, ConfigError, HeadraceError, LoadError, PluginError, summary
+from headrace.errors import Code, ConfigError, LoadError, PluginError, plugin_errors, summary
 from headrace.storage.local_directory import LocalDirectory
 from headrace.storage.local_storage import check_files
 from headrace.storage.temporary_directories import remove
@@ -117,11 +117,8 @@ def _check_directory(agent: str, model: str, path: Path) -> None:
 
 def _call_agent(agent: str, model: str, act: Callable[[], T]) -> T:
     """Call ``act`` and return its result. Turn an exception into a `HeadraceError`."""
-    try:
-        return act()
-    except HeadraceError:
-        raise
-    except OSError as error:
-        raise LoadError(f"repository agent '{agent}' cannot load model '{model}': {summary(error)}") from error
-    except Exception as error:  # code of a plugin
-        raise PluginError(f"repository agent '{agent}' failed for model '{model}': {summary(error)}") from error
+    with plugin_errors(f"repository agent '{agent}' failed for model '{model}'"):
+        try:
+            return act()
+        except OSError as error:
+            raise LoadError(f"repository agent '{agent}' cannot load model '{model}': {summary(error)}") from error
