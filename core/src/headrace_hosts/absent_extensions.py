@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal["system", "cuda"]
 
 @cache
 def note_absent(extension: str) -> None:
-    """Log, once per process, which distribution has ``extension``, which a caller has asked for."""
+    """Log the distribution that has ``extension``, for which a caller has asked. Once per process."""
     text = "a caller asks for the extension '%s', which is not installed. %s"
     log.info(text, extension, missing("extension", extension))
 

@@ -31,8 +31,8 @@ async def accept(
 ) -> Acceptor:
     """Accept the connections of ``listener`` on the running loop. Each gets a protocol, over TLS after its handshake.
 
-    ``protocols`` are spoken over TLS, the best first (ALPN). ``handshake_s`` is the time from the connect to the end of
-    the handshake; 0 is no limit. A client that does not speak TLS is sent ``no_tls`` and closed. Raises `ConfigError`
+    ``protocols`` are those of ALPN, the best first. ``handshake_s`` is the time from the connect to the end of the
+    handshake; 0 is no limit. A client that does not speak TLS is sent ``no_tls`` and closed. Raises `ConfigError`
     for a file of TLS.
     """
     loop = asyncio.get_running_loop()
@@ -45,7 +45,7 @@ async def accept(
 
 
 class _TlsAcceptor:
-    """Closes what is before the end of its handshake, too: nobody else knows it."""
+    """Also closes the connections whose handshakes have not ended: no protocol has them yet."""
 
     def __init__(self, server: asyncio.Server, handshakes: HandshakeQueue) -> None:
         self._server, self._handshakes = server, handshakes

@@ -11,7 +11,7 @@ V = TypeVar("V")
 class ClearedCache(dict[K, V]):
     """A dictionary of at most ``most`` entries. When it is full, `keep` clears it before it adds the next one.
 
-    So callers that never repeat themselves cost little and displace no other for long.
+    So a caller that sends a new key each time costs little, and the entries of others are soon back.
     """
 
     __slots__ = ("_most",)

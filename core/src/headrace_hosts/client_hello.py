@@ -1,6 +1,6 @@
 """The groups for the key exchange that a ClientHello offers (RFC 8446 section 4.1.2).
 
-A guess for the choice of a context, and no check: OpenSSL reads the message itself, and refuses it if it is malformed.
+The result is a hint for the choice of a context. OpenSSL reads the message itself, and refuses a malformed one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes of files that a running server reads again: certificates, keys of callers."""
+"""Finds changed files that a running server must read again: certificates, keys of callers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CHECK_S = 1.0
 
 
 class FileChanges:
-    """Finds changes of the files at ``paths`` by their inode, time and size, and reads no content.
+    """Finds changes of the files at ``paths`` by inode, time and size. It does not read their content.
 
-    A path that is missing, or no regular file, is a state like any other. One thread at a time.
+    A path may be missing, or not a regular file. One thread at a time.
     """
 
     def __init__(self, *paths: str | Path, clock: Callable[[], float] = monotonic) -> None:
@@ -22,7 +22,7 @@ class FileChanges:
         self._state, self._checked_s = self._read(), clock()
 
     def are_due(self) -> bool:
-        """True at most once per second: then call `found`, on another thread if the files may be on a slow disk."""
+        """True at most once per second. Then call `found`, on another thread if the disk may be slow."""
         now_s = self._clock()
         if now_s - self._checked_s < CHECK_S:
             return False
@@ -30,7 +30,7 @@ class FileChanges:
         return True
 
     def found(self) -> bool:
-        """True if a file has changed since the last call, or since the creation. Blocks while the system looks up."""
+        """True if a file has changed since the last call, or since the creation. Blocks for one ``stat`` per file."""
         before, self._state = self._state, self._read()
         return self._state != before
 

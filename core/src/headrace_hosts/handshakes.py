@@ -1,7 +1,7 @@
 """Bounds on the TLS handshakes of a port: in number, in time, and per turn of the event loop.
 
-A handshake takes the event loop 0.5 ms (RSA with 2048 bits) or 0.2 ms (ECDSA), and a client can ask for one with 300
-bytes that it has recorded. So all steps of handshakes wait in one queue, where the networks of clients take turns.
+A handshake takes 0.5 ms of the event loop (RSA with 2048 bits) or 0.2 ms (ECDSA). A client can start one by sending
+300 recorded bytes. So all steps of handshakes wait in one queue, where the networks of clients take turns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import perf_counter
 
-#: Connections of a port before the end of their handshakes. One more closes the oldest of the network that has most.
+#: Connections of a port whose handshakes have not ended. One more closes the oldest one of the network that has most.
 PENDING = 1024
 #: The time for steps of handshakes in one turn of the event loop. The first step may take longer.
 _TURN_S = 0.001
@@ -23,7 +23,7 @@ _SWEEP_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A connection before the end of its handshake."""
+    """A connection whose handshake has not ended."""
 
     network: Hashable
     since_s: float
@@ -31,19 +31,19 @@ class _Pending:
 
 
 class _Network:
-    """The connections of the clients that count as one."""
+    """The connections of one network of clients."""
 
     __slots__ = ("pending", "waiting")
 
     def __init__(self) -> None:
         #: The oldest first.
         self.pending: dict[Hashable, _Pending] = {}
-        #: The next steps of those that wait for their turns; who has waited longest is first.
+        #: The next steps of the connections that wait for their turns. The longest wait is first.
         self.waiting: dict[Hashable, Callable[[], None]] = {}
 
 
 class HandshakeQueue:
-    """The connections of one port before the end of their handshakes, and their turns. Event loop only.
+    """The connections of one port whose handshakes have not ended, and their turns. Event loop only.
 
     A handshake may take ``timeout_s`` from the connect on; 0 is no limit.
     """
@@ -61,7 +61,7 @@ class HandshakeQueue:
         self._slow_s = 0.0
 
     def add(self, connection: Hashable, address: str, abort: Callable[[], None]) -> None:
-        """Count ``connection``, of a client at ``address``, until `remove`. Call ``abort`` if it has to go before."""
+        """Count ``connection``, of a client at ``address``, until `remove`. Call ``abort`` to close it before that."""
         pending = self._pending[connection] = _Pending(_network(address), self._loop.time(), abort)
         self._networks.setdefault(pending.network, _Network()).pending[connection] = pending
         if len(self._pending) > PENDING:
@@ -71,14 +71,14 @@ class HandshakeQueue:
             self._timer = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def is_free(self) -> bool:
-        """True if the next step need not `wait`: there was none in this turn of the loop. Then counts one."""
+        """Return True for the first step in a turn of the loop, which need not `wait`."""
         if self._is_due:
             return False
         self._be_due()
         return True
 
     def wait(self, connection: Hashable, step: Callable[[], None]) -> None:
-        """Call ``step`` when it is the turn of ``connection``, unless that is removed."""
+        """Call ``step`` when it is the turn of ``connection``, unless the connection is removed before."""
         pending = self._pending.get(connection)
         if pending is not None:
             self._networks[pending.network].waiting[connection] = step
@@ -86,7 +86,7 @@ class HandshakeQueue:
             self._be_due()
 
     def remove(self, connection: Hashable) -> None:
-        """Count ``connection`` no more."""
+        """Stop counting ``connection``."""
         pending = self._pending.pop(connection, None)
         if pending is None:
             return
@@ -107,9 +107,9 @@ class HandshakeQueue:
             self._timer = None
 
     def delay(self, cost_s: float, read: Callable[[], None]) -> None:
-        """Call ``read`` when the peers that send little but framing have had no more than their share of the time.
+        """Call ``read``, of a peer that sends little but framing, so late that these peers keep within their share.
 
-        ``cost_s`` is the time that the last one took.
+        ``cost_s`` is the time that the last read took.
         """
         self._slow_s = max(self._slow_s, self._loop.time()) + cost_s / _SLOW_SHARE
         self._loop.call_at(self._slow_s, read)
@@ -120,11 +120,11 @@ class HandshakeQueue:
             self._loop.call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
-        """Do the next steps: that of the connection that has waited longest, of each network in turn."""
+        """Do the next steps, of each network in turn: that of its connection with the longest wait."""
         self._is_due = False
         if not self._turns:
             return
-        self._be_due()  # also if these are the last: nobody is free in the rest of this turn
+        self._be_due()  # also if these are the last: no further step is free in this turn
         end = perf_counter() + _TURN_S
         while self._turns:
             key = next(iter(self._turns))
@@ -139,7 +139,7 @@ class HandshakeQueue:
                 break
 
     def _sweep(self) -> None:
-        """Close the connections whose time is over."""
+        """Close the connections whose handshakes take longer than ``timeout_s``."""
         self._timer = None
         latest_s = self._loop.time() - self._timeout_s
         for connection in [each for each, pending in self._pending.items() if pending.since_s < latest_s]:
@@ -154,7 +154,7 @@ class HandshakeQueue:
 
 
 def _network(address: str) -> Hashable:
-    """Return what the clients of one network have in common: the IPv4 address, or the first 64 bits of IPv6."""
+    """Return the network of ``address``: the IPv4 address itself, or the first 64 bits of IPv6."""
     if ":" not in address or address.startswith("::ffff:"):
         return address
     return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]

@@ -27,7 +27,7 @@ WAIT_S = 30.0
 _TURN_BYTES, _LEAST_BYTES = 16 << 20, 64 << 10
 #: At most this many bodies proceed, and connections or bodies are refused, in one turn: about 3 ms.
 _PER_TURN = 32
-#: So many connections read large bodies without turns.
+#: Up to this many connections, large bodies are read without turns.
 _CROWD = 16
 #: While bodies wait, slow callers and the end of their time are checked every 0.25 s.
 _TICK_S = 0.25
@@ -106,12 +106,12 @@ class HeldBytes:
 
     @property
     def in_use_bytes(self) -> int:
-        """Everything that counts."""
+        """The bytes of connections and the others."""
         return self.total_bytes + self.other_bytes
 
     @property
     def is_full(self) -> bool:
-        """True if more counts than may."""
+        """True if more than the limit is in use."""
         return self.in_use_bytes > self.limit_bytes
 
     def is_short(self) -> bool:
@@ -146,7 +146,7 @@ class HeldBytes:
             self._whole.set(holder, size_bytes)
 
     def grown(self) -> None:
-        """Act, if more bytes count now than may."""
+        """Make room soon if more than the limit is in use now."""
         in_use = self.in_use_bytes
         self.is_tight = in_use > self.soft_bytes or bool(self._waiting)
         if in_use > self.limit_bytes:
@@ -234,7 +234,7 @@ class HeldBytes:
         self.refuse(last, "waits behind others")
 
     def _tick(self) -> None:
-        """Refuse bodies whose time is over, and end callers that are slow while others wait."""
+        """Refuse bodies that have waited too long, and end slow callers while other bodies wait."""
         self._timer = None
         loop = asyncio.get_running_loop()
         waiting, now = self._waiting, loop.time()

@@ -13,7 +13,7 @@ from headrace.off_loop import worded
 
 #: The slots of a class with `Recorded`, which can have none itself beside another base that has some.
 RECORDED = ("origin", "outcome", "recorder", "send", "ticket")
-#: Ids and trace contexts are cut to so many characters.
+#: Ids and trace contexts are cut to this many characters.
 LONGEST_TEXT = 256
 _CANCELLED = Code.CANCELLED, 0
 

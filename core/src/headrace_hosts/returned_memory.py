@@ -1,7 +1,7 @@
-"""Memory for large requests. If memory is short when they are gone, the system gets it back at once.
+"""Memory for large requests. If memory is short when it is freed, the system gets it back at once.
 
-glibc keeps what is freed, for later requests. But smaller ones take parts of it, so that the next large one gets new
-memory: the process then holds twice what it counts.
+glibc keeps freed memory for later requests. Smaller ones then take parts of it, and the next large one gets new memory:
+the process holds twice as much as it counts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LEAST_BYTES = 32 << 10
 
 
 def returned_memory(size_bytes: int, is_short: Callable[[], bool]) -> npt.NDArray[np.uint8]:
-    """Return memory of ``size_bytes``, which counts nowhere.
+    """Return memory of ``size_bytes``, which is not counted.
 
-    When nobody refers to it and ``is_short`` returns True, the system gets its pages back. From 32 KiB on; with Linux.
+    If ``is_short`` returns True when it is freed, the system gets its pages back: from 32 KiB on, and on Linux only.
     """
     if size_bytes < _LEAST_BYTES:
         return np.empty(size_bytes, np.uint8)

@@ -173,6 +173,7 @@ class FrameReader(asyncio.StreamReader):
         if has_closed(self.transport.get_extra_info("socket")):
             self.transport.abort()
         if self.transport.is_closing():
+            self._pieces.clear()  # hypercorn keeps this object until garbage is collected
             raise ConnectionResetError("the connection is closed")
         return piece
 
