@@ -57,7 +57,7 @@ class Services(ABC):
 
     @abstractmethod
     def stop(self, ticket: Ticket) -> None:
-        """Ask the model of ``ticket`` to stop. Answers that it still sends are delivered."""
+        """Request the model of ``ticket`` to stop. Answers that it still sends are delivered."""
 
     @abstractmethod
     def read(self, ticket: Ticket) -> None:

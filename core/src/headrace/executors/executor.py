@@ -90,7 +90,7 @@ class Executor(Protocol):
 
     @property
     def unanswered(self) -> Sequence[Ticket]:
-        """The requests whose execution has returned and whose last answers are still to come."""
+        """The requests whose execution has returned and that have no last answer yet."""
 
     @property
     def has_check(self) -> bool:

@@ -211,7 +211,7 @@ class ExecutionRecorder:
             self._report(succeeded, failed, times)
 
     def _report(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
-        for observer in dict.fromkeys(self.observers):  # a copy: observers may come and go meanwhile
+        for observer in dict.fromkeys(self.observers):  # a copy: observers may be added and removed meanwhile
             try:
                 observer.batch_finished(succeeded, failed, times)
             except BaseException:  # from a plugin, on the thread that all later batches need

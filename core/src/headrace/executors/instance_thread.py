@@ -252,7 +252,7 @@ class InstanceThread:
     def _run_while_short(
         self, runner: Runner, source: BatchSource, sink: LoopSink, policy: LoopPolicy, batch: list[Ticket]
     ) -> int:
-        """Do as `_run_on_loop`. If ``policy`` says so, the thread runs the next batch."""
+        """Like `_run_on_loop`, until ``policy`` moves the next batch to the thread."""
         set_thread_model(runner.schema.name)
         times = self._run(self._threads[0], runner, batch, source, sink.deliver_now)
         if not policy.ran(times.start_ns, times.end_ns):

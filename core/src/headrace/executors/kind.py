@@ -39,7 +39,7 @@ class VersionPlan:
     """The common data of all instances of one version.
 
     - ``schema``: the outputs that the instances must write. ``samples``: the warm-up.
-    - ``isolation``: what the backend, or the config, says about processes; None for an executor in the server.
+    - ``isolation``: the settings of its processes, by the backend or the config; None for an executor in the server.
     - ``kept``: outputs that the scheduler keeps from callers.
     - ``executors``: the executors of the version that load or have not closed.
     """

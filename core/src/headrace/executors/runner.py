@@ -71,7 +71,7 @@ class Runner(ABC):
 
     @property
     def unanswered(self) -> Sequence[Ticket]:
-        """The requests whose last answers are still to come. Any thread."""
+        """The requests that have no last answer yet. Any thread."""
         return ()
 
     @abstractmethod

@@ -51,7 +51,7 @@ class Frontend(ABC):
     @property
     @abstractmethod
     def enabled(self) -> bool:
-        """True if ``engine.options`` ask for this frontend."""
+        """True if ``engine.options`` enable this frontend."""
 
     @property
     def shares_port(self) -> bool:

@@ -47,7 +47,7 @@ class Extension:
 
     @property
     def enabled(self) -> bool:
-        """True if the options ask for it. An extension that is not enabled adds nothing."""
+        """True if the options enable it. An extension that is not enabled adds nothing."""
         return True
 
     def measure(self) -> Mapping[str, Measured]:

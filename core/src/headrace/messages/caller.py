@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 
 class Watch:
-    """Watches one operation that an `Interceptor` has let pass. Subclasses override what they need."""
+    """Watches one operation that an `Interceptor` has admitted. Subclasses override the methods that they need."""
 
     #: True to be shown answers after `ended`, too: what a model has used for a caller that has left (`Call.used`).
     is_late: ClassVar[bool] = False
@@ -50,7 +50,7 @@ def _no_header(name: str) -> str | None:
 class Caller:
     """The caller of one operation: identity, transport, headers, deadline. It travels with the request.
 
-    ``transport`` is ``http``, ``grpc``, ``metrics``, the name of another frontend, ``model`` for a model that asks
+    ``transport`` is ``http``, ``grpc``, ``metrics``, the name of another frontend, ``model`` for a model that calls
     another model, or ``program`` for the program that the server is part of.
     """
 
@@ -68,7 +68,7 @@ class Caller:
     principal: str = ""
     #: When the caller stops waiting, in monotonic nanoseconds; 0 for never.
     deadline_ns: int = 0
-    #: The headers ``traceparent`` and ``tracestate``, if the caller sent them. Read when they are first asked for.
+    #: The headers ``traceparent`` and ``tracestate``, if the caller sent them. Read on first use.
     trace_context: Mapping[str, str] = None  # type: ignore[assignment]
     #: The call that a model was executing when it made this one. Principal, deadline and trace context are copied from
     #: it.
@@ -98,7 +98,7 @@ class Caller:
         if self.certificate and not self.principal:
             self.principal = _holder(self.certificate)
         if not self.trace_context:
-            del self.trace_context  # hardly any operation has one, and few are asked for it
+            del self.trace_context  # few operations have one, and few read it
 
     if not TYPE_CHECKING:
 

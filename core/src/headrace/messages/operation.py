@@ -34,7 +34,7 @@ class Operation(str, Enum):
     SHARED_MEMORY_REGISTER = "shared_memory_register"
     SHARED_MEMORY_UNREGISTER = "shared_memory_unregister"
     METRICS = "metrics"
-    #: A tool asks for the descriptions of the gRPC services.
+    #: A tool requests the descriptions of the gRPC services.
     REFLECTION = "reflection"
 
     def __str__(self) -> str:

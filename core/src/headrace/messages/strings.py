@@ -103,7 +103,7 @@ def _guess(buffer: memoryview, begin: int) -> tuple[Offsets, int]:
     """Return the starts of strings of less than 256 bytes from ``begin`` on, as far as guessing finds them; and their
     end.
 
-    The length of such a string is one byte and three zeros. A longer run of zeros comes from empty strings: its last
+    The length of such a string is one byte and three zeros. A longer run of zeros consists of empty strings: its last
     three zeros belong to a length, and so does each fourth one before. Zeros inside a string break that rule. So starts
     are only accepted as long as each leads to the next.
     """

@@ -20,7 +20,7 @@ UNREAD = 64
 #: ends a decoupled request without a further response.
 Respond: TypeAlias = Callable[[Answer, bool], None]
 
-#: Called with a ticket, each answer to it, and whether that is the last. Returns the answer that goes on to the caller.
+#: Called with a ticket, each answer to it, and True if it is the last. Returns the answer that is passed on.
 Watcher: TypeAlias = "Callable[[Ticket, Answer, bool], Answer]"
 
 
@@ -86,7 +86,7 @@ class Ticket:
     def watch(self, watcher: Watcher) -> None:
         """Add ``watcher`` to those that each answer passes before its caller gets it. Event loop only.
 
-        The last one added is nearest to the model: it gets an answer first. One that raises is logged and passed by.
+        The last one added is nearest to the model: it gets an answer first. One that raises is logged and skipped.
         """
         if self.watchers is None:
             self.watchers = []
@@ -100,7 +100,7 @@ class Ticket:
                 self.on_cancel(self)
 
     def stop(self) -> None:
-        """Note that the caller wants no further responses, but accepts those that still come. Event loop only."""
+        """Note that the caller wants no further responses, but accepts those under way. Event loop only."""
         if not self.cancelled:
             self.cancelled = True
             if self.on_cancel is not None:

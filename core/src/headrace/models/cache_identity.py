@@ -25,7 +25,7 @@ def identity_of(model: Model, *, is_shared: bool) -> bytes:
     if not is_shared:
         return token_bytes(32)
     config = ModelConfig.FromString(model.config.SerializeToString())
-    # These fields decide where and when it runs, not what it answers.
+    # These fields decide where and when it runs, and do not change its answers.
     config.ClearField("version_policy")
     config.ClearField("instance_group")
     config.ClearField("model_warmup")

@@ -122,7 +122,7 @@ class Control:
     async def load_here(self, name: str, parameters: Mapping[str, str | bytes]) -> bool:
         """`load` in this server only. In a mode without loads by name, return False unless an instance has died here.
 
-        In such a mode, callers that ask while a load runs share its outcome.
+        In such a mode, callers share the outcome of a running load.
         """
         if self.is_explicit:
             await self._load(name, parameters)
@@ -164,7 +164,7 @@ class Control:
         await asyncio.to_thread(self._repositories.add, url, names)
 
     async def unregister(self, url: str) -> None:
-        """Remove a repository of `register`. Its models stay loaded; those that are not loaded leave the index."""
+        """Remove a repository of `register`. Its loaded models stay loaded; the others are removed from the index."""
         self._require_registration()
         self._lifecycle.forget(await asyncio.to_thread(self._repositories.remove, url))
 

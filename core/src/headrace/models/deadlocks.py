@@ -218,7 +218,7 @@ class DeadlockDetector:
         executing = [executor for executor in target.executors if ticket in executor.executing]
         if executing:
             return executing
-        # Its execution has returned. Its answer comes from elsewhere, perhaps from other calls.
+        # Its execution has returned. Another thread or call answers it.
         able: list[Executor] = []
         for call, further in self._sent_for.get(ticket.request, {}).items():
             needed = self._able_executors(call, further, calls)

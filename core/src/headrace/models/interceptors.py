@@ -66,9 +66,9 @@ class Interceptor(ABC):
     """
 
     name: ClassVar[str]
-    #: True for one that only watches. It comes before all others, so that it watches what they refuse, too.
+    #: True for one that only watches. It is before all others, so that it watches their refusals, too.
     first: ClassVar[bool] = False
-    #: True for a control mode. It comes after all others, so that it loads nothing for a caller that they refuse.
+    #: True for a control mode. It is after all others, so that it loads nothing for a refused caller.
     last: ClassVar[bool] = False
 
     def __init__(self, options: ServerOptions) -> None:
@@ -76,7 +76,7 @@ class Interceptor(ABC):
 
     @property
     def enabled(self) -> bool:
-        """True if ``options`` ask for this interceptor. Read once, before the server starts."""
+        """True if ``options`` enable this interceptor. Read once, before the server starts."""
         return True
 
     #: Takes the records of finished inferences. It replaces `admit` and `intercept` for an inference over HTTP or by
@@ -123,7 +123,7 @@ class Interceptor(ABC):
         return None
 
     def refused(self, caller: Caller, error: HeadraceError) -> None:
-        """Note that an interceptor refused an operation by ``error``. Called for those that leave it out, too."""
+        """Note that an interceptor refused an operation by ``error``. Called even if `samples` has left it out."""
 
     def who_may(self, operation: AnyOperation, transport: str) -> str | None:
         """Return who may do ``operation`` over ``transport``, such as ``"callers with a key"``, for ``headrace check
@@ -317,7 +317,7 @@ class InterceptorChain:
 
 
 def make_interceptors(kinds: Iterable[type[Interceptor]], options: ServerOptions) -> InterceptorChain | None:
-    """Return the interceptors that ``options`` ask for, in order; None if there are none."""
+    """Return the interceptors that ``options`` enable, in order; None if there are none."""
     ordered = sorted(kinds, key=lambda kind: (kind.last, not kind.first))
     interceptors = []
     for kind in ordered:

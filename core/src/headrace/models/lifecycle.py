@@ -196,7 +196,7 @@ class Lifecycle:
             self._loader.abandon()
 
     def close(self) -> None:
-        """Stop waiting: log which models are late, and end every model at once, also those that are being unloaded."""
+        """Stop waiting: log the late models, and end every model at once, including those being unloaded."""
         self._name_the_late()
         served = [v.served for record in self.records.values() for v in record.versions.values()]
         for model in {*filter(None, served), *self._draining}:

@@ -100,7 +100,7 @@ class Loader:
     """Loads versions. The models answer on ``loop``.
 
     ``services`` creates the services for the instances of one version. ``cache`` stores the responses of the models
-    whose configs ask for it.
+    whose configs enable it.
     """
 
     def __init__(
@@ -164,9 +164,8 @@ class Loader:
     def load(
         self, plan: LoadPlan, version: int, directory: LocalDirectory, needed: Mapping[Dependency, ServedModel]
     ) -> ServedModel:
-        """Return one version, warmed up and ready for requests. It gives ``directory`` back when it is closed.
-
-        ``needed`` are its dependencies, kept for it. Raises `HeadraceError`; the directory is then given back.
+        """Return one version, warmed up and ready for requests. It releases ``directory`` when it is closed. ``needed``
+        are its dependencies, kept for it. Raises `HeadraceError`; the directory is then released.
         """
         try:
             with placed(directory, self._options, is_sent=plan.opened.entry.is_sent):

@@ -56,7 +56,7 @@ class OpenedModel:
 def open_model(
     entry: Entry, fingerprint: Fingerprint, options: ConfigOptions, classes: AgentClasses | None
 ) -> OpenedModel:
-    """Return the opened ``entry``, whose files are those of ``fingerprint``, after its agents have acted on it.
+    """Return the opened ``entry``, with the files of ``fingerprint``, after its agents have acted on it.
 
     ``classes`` are the agent classes, if there are any. Blocks. Raises `HeadraceError`.
     """

@@ -87,7 +87,7 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """One model. ``problem`` says why none of its versions can be loaded, such as a bad config or a duplicate.
+    """One model. ``problem`` is the reason why none of its versions can be loaded, such as a bad config or a duplicate.
 
     If ``counts``, it counts for strict readiness: not if its config could not even be read, as in Triton.
     ``fingerprint`` is that of the files that it was loaded from; None if it is not loaded.

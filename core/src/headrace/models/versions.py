@@ -83,7 +83,7 @@ def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[i
 
 
 # ---------------------------------------------------------------------------
-# Comparison with what is loaded
+# Comparison with the loaded version
 # ---------------------------------------------------------------------------
 
 
@@ -118,7 +118,7 @@ def fingerprint_of_version(
 
 
 def files_of(files: Iterable[str], version: int | None = None) -> list[str]:
-    """Return the paths among ``files`` that belong to ``version``, and those that all versions share."""
+    """Return the paths among ``files`` of ``version``, and of files that all versions share."""
     directory = "" if version is None else str(version)
     return [path for path in files if not (first := path.partition("/")[0]).isdecimal() or first == directory]
 

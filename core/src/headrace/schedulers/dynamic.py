@@ -1,7 +1,7 @@
 """The built-in schedulers: the dynamic batcher, and `DirectScheduler`, which runs batches of one request.
 
-An idle instance pulls a batch. `decide` says when a batch is sent, by arithmetic on the waiting requests only.
-`QueuePolicy` says how long a request may wait, and how many may wait with it.
+An idle instance pulls a batch. `decide` determines when a batch is sent, by arithmetic on the waiting requests only.
+`QueuePolicy` limits how long a request may wait, and how many may wait with it.
 
 Source: docs/spec/behaviours.md sections 6.1 to 6.3.
 """

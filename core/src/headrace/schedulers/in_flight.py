@@ -1,4 +1,4 @@
-"""The requests of one model between submit and answer: those that wait for an instance, and all that are open."""
+"""The requests of one model between submit and answer: the waiting ones, and all open ones."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def write(ticket: Ticket, answer: Answer, final: bool) -> None:
         if ticket.watchers is not None:
             answer = call_watchers(ticket, answer, final)
         ticket.respond(answer, final)
-    except KeyboardInterrupt:  # on the event loop, it comes from the operator
+    except KeyboardInterrupt:  # on the event loop, the operator interrupts it
         raise
     except BaseException:
         _log_unwritten(ticket)

@@ -393,7 +393,7 @@ class InstanceSource:
         self._is_parked = True
         if wait is None:
             self.wake_at = 0
-            # An instance on the event loop needs no waking, so it is first. But a batch that is forming goes before it.
+            # An instance on the event loop needs no waking, so it is first. But a forming batch precedes it.
             is_first = self._run_batch is not None and not model_queue.has_formed_batches
             (model_queue.idle.appendleft if is_first else model_queue.idle.append)(self)
         else:

@@ -1,6 +1,6 @@
 """The queue of one version of a model: requests wait, idle instances are woken, every request is answered once.
 
-A `Scheduler` says which requests run next, and the model queue does the rest. For an idle instance, `Scheduler.next` is
+A `Scheduler` chooses the next requests, and the model queue does the rest. For an idle instance, `Scheduler.next` is
 called on the event loop, at most once per turn of the loop, and only after a change. The instance is then woken with
 its batch. An instance that returns from a batch calls `next` on its own thread, if its scheduler allows that.
 """

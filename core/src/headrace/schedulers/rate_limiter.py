@@ -54,7 +54,7 @@ class LimitedSource(InstanceSource):
         #: ``executions``: how often the instance has run. ``overtaken``: how often other instances that need one of its
         #: resources have run since it began to wait.
         self.executions = self.overtaken = 0
-        #: True while the instance executes: it has acquired what it needs.
+        #: True while the instance executes: it has acquired its resources.
         self.is_running = False
         self._limiter = limiter
         self._on_threads = False
@@ -177,7 +177,7 @@ class RateLimiter:
         self._update_soon(demands)
 
     def remove(self, demands: Iterable[ResourceDemand]) -> None:
-        """Remove instances, and release what they use. Ignore instances that are unknown."""
+        """Remove instances, and release their resources. Ignore unknown instances."""
         demands = tuple(demands)
         with self._lock:
             left = {each: None for each in self._demands if each not in demands}
@@ -217,7 +217,7 @@ class RateLimiter:
         return source in self._waiting
 
     def uses(self, instances: Sequence[InstanceInfo] | None = None) -> list[ResourceUse]:
-        """Return the use of all resources, or of those that ``instances`` need. Any thread."""
+        """Return the use of all resources, or of the resources of ``instances``. Any thread."""
         needed = set(self._limits)
         if instances is not None:
             needed &= {key for each in instances if isinstance(each, LimitedInstance) for key in each.demand.units}
@@ -331,7 +331,7 @@ class RateLimiter:
         self._is_offering_soon = False
         for source in sorted(self._waiting, key=self._rank):
             if source in self._waiting and not source.ask_now():
-                self._waiting.pop(source, None)  # it is not idle, and will ask when it is
+                self._waiting.pop(source, None)  # it is not idle, and polls when it is
 
 
 def _competitors(demands: Iterable[ResourceDemand]) -> dict[Resource, tuple[float, int]]:

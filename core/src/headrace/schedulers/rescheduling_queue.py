@@ -1,6 +1,6 @@
 """The model queue of models that may run a request more than once.
 
-A request that its model gives back waits again before `Scheduler.next` is called for the instance. So it can join the
+A request that its model returns waits again before `Scheduler.next` is called for the instance. So it can join the
 requests that have arrived meanwhile. Each run is an execution of its own, in the statistics and for the rate limiter.
 """
 
