@@ -49,20 +49,20 @@ def _ensemble(models: Sequence[str]) -> str:
 async def cpu_us(server: Server, model: str, requests: int, callers: int, users: int = 0) -> float:
     """Return the CPU of the process per request in us. With ``users``, requests have the parameter ``user``."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
-    left = requests
+    remaining = requests
 
     def ask() -> None:
-        parameters = {"user": left % users} if users else {}
+        parameters = {"user": remaining % users} if users else {}
         server.submit(Ticket(InferRequest(model, {"x": ROW}, parameters=parameters), on_answer))
 
     def on_answer(answer: Answer, final: bool) -> None:
-        nonlocal left
+        nonlocal remaining
         if not isinstance(answer, InferResponse):
             raise SystemExit(f"{model}: {answer}")
-        left -= 1
-        if left >= callers:
+        remaining -= 1
+        if remaining >= callers:
             loop.call_soon(ask)  # as from a socket
-        elif not left:
+        elif not remaining:
             done.set()
 
     before = time.process_time()

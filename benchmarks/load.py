@@ -253,12 +253,12 @@ def _read_answer(connection: socket.socket, buffer: memoryview) -> None:
     text = head.partition(b"\r\n\r\n")[0].decode("latin-1")
     if " 200" not in text.split("\r\n", 1)[0]:
         raise RuntimeError(head.decode("latin-1"))
-    left = int(_find(r"(?im)^content-length: (\d+)", text)) - (got - len(text) - 4)
-    while left > 0:
+    remaining = int(_find(r"(?im)^content-length: (\d+)", text)) - (got - len(text) - 4)
+    while remaining > 0:
         received = connection.recv_into(buffer)
         if not received:
             raise RuntimeError("the server closed the connection")
-        left -= received
+        remaining -= received
 
 
 def _run(command: list[str]) -> tuple[str, float]:

@@ -141,10 +141,10 @@ async def ask(port: int, head: bytes, pieces: int, piece: bytes, pause_s: float,
         if status == "200":
             fields = (await reader.readuntil(b"\r\n\r\n")).lower()
             found = re.search(rb"content-length: (\d+)", fields)
-            left = int(found[1]) if found else 0
-            while left and (data := await reader.read(min(left, MIB))):
-                left -= len(data)
-            return "200" if not left else "cut off"
+            remaining = int(found[1]) if found else 0
+            while remaining and (data := await reader.read(min(remaining, MIB))):
+                remaining -= len(data)
+            return "200" if not remaining else "cut off"
         return status
     except (asyncio.TimeoutError, TimeoutError):
         return "no answer"
@@ -211,7 +211,7 @@ async def speak(port: int, streams: int, size: int, sent: int, per_s: float) -> 
     except OSError:
         return Counter(["not connected"])
     window = {0: 65535} | {2 * number + 1: 65535 for number in range(streams)}
-    left = {2 * number + 1: sent for number in range(streams)}
+    remaining = {2 * number + 1: sent for number in range(streams)}
     ends: Counter[str] = Counter()
 
     async def listen() -> None:
@@ -231,7 +231,7 @@ async def speak(port: int, streams: int, size: int, sent: int, per_s: float) -> 
                     writer.write(frame(4, 1, 0))
                 elif kind == 8 and stream in window:
                     window[stream] += int.from_bytes(payload, "big")
-                elif kind == 1 and left.pop(stream, None) is not None:
+                elif kind == 1 and remaining.pop(stream, None) is not None:
                     found = re.search(rb"grpc-status.?(\d+)", payload)
                     ends["status " + found[1].decode() if found else "status"] += 1
                 elif kind == 7:
@@ -239,25 +239,25 @@ async def speak(port: int, streams: int, size: int, sent: int, per_s: float) -> 
 
     listening = asyncio.ensure_future(listen())
     try:
-        writer.write(OPENING + b"".join(frame(1, 4, stream, HEADERS) for stream in left))
-        for stream in left:
+        writer.write(OPENING + b"".join(frame(1, 4, stream, HEADERS) for stream in remaining))
+        for stream in remaining:
             writer.write(frame(0, 0, stream, struct.pack(">BI", 0, size)))
             window[stream] -= 5
             window[0] -= 5
         ends_at = time.monotonic() + 30
-        while left and time.monotonic() < ends_at and not listening.done() and not writer.transport.is_closing():
+        while remaining and time.monotonic() < ends_at and not listening.done() and not writer.transport.is_closing():
             moved = 0
-            for stream in tuple(left):
-                piece = min(left.get(stream, 0), window[stream], window[0], 16384)
+            for stream in tuple(remaining):
+                piece = min(remaining.get(stream, 0), window[stream], window[0], 16384)
                 if piece > 0:
                     writer.write(frame(0, 0, stream, bytes(piece)))
-                    left[stream] -= piece
+                    remaining[stream] -= piece
                     window[stream] -= piece
                     window[0] -= piece
                     moved += piece
             await writer.drain()
             await asyncio.sleep(moved / per_s if per_s and moved else 0.05 if not moved else 0)
-        ends["open"] += len(left)
+        ends["open"] += len(remaining)
     except OSError:
         ends["ended"] += 1
     finally:

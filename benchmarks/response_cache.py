@@ -28,21 +28,21 @@ async def cpu_us(server: Server, model: str, floats: int, requests: int, changin
     """Return the CPU of the process per request in microseconds."""
     x = np.zeros((1, floats), np.float32)
     done = asyncio.Event()
-    left = requests
+    remaining = requests
 
     def submit() -> None:
         sent = x
         if changing:
             sent = x.copy()
-            sent[0, 0] = left
+            sent[0, 0] = remaining
         server.submit(Ticket(InferRequest(model, {"x": sent}), respond))
 
     def respond(answer: Answer, final: bool) -> None:
-        nonlocal left
-        left -= 1
-        if left >= AT_ONCE:
+        nonlocal remaining
+        remaining -= 1
+        if remaining >= AT_ONCE:
             loop.call_soon(submit)  # as from a socket
-        elif left <= 0:
+        elif remaining <= 0:
             done.set()
 
     loop = asyncio.get_running_loop()

@@ -194,13 +194,13 @@ def test_an_input_that_is_an_output_keeps_its_memory(graphs: Any, library: Playe
     path = graphs.write([helper.make_node("Add", ["x", "x"], ["y"])], {"x": io}, {"y": io, "x": io})
     memory = X.copy()
     reference = weakref.ref(memory)
-    left: Any = load(graphs, path).execute({"x": InPlace(memory)})
+    result: Any = load(graphs, path).execute({"x": InPlace(memory)})
     address = memory.ctypes.data
     del memory
-    assert left["x"]._memory.address(0) == address, "the engine shares the memory of such an input"
+    assert result["x"]._memory.address(0) == address, "the engine shares the memory of such an input"
     assert reference() is not None
-    np.testing.assert_array_equal(left["x"].to_host(), X)
-    del left
+    np.testing.assert_array_equal(result["x"].to_host(), X)
+    del result
     assert reference() is None
 
 
@@ -210,9 +210,9 @@ def test_every_type_survives_a_round_trip(graphs: Any, library: PlayedLibrary, k
     element = getattr(TensorProto, names.get(kind.name, kind.name))
     instance = load(graphs, graphs.identity(element, ["n"]))
     x = np.array([0, 1, 1, 0]).astype(kind.numpy)
-    left = instance.execute({"x": x})["y"]
-    assert left.dtype == kind.numpy
-    again = instance.execute({"x": StackedTensors([left[2:], x])})["y"]
+    result = instance.execute({"x": x})["y"]
+    assert result.dtype == kind.numpy
+    again = instance.execute({"x": StackedTensors([result[2:], x])})["y"]
     np.testing.assert_array_equal(again.to_host().view(np.uint8), np.concatenate([x[2:], x]).view(np.uint8))
 
 
@@ -220,9 +220,9 @@ def test_scalars_have_the_dims_of_the_config(graphs: Any, library: PlayedLibrary
     io: Any = (TensorProto.FLOAT, [])
     path = graphs.write([helper.make_node("Add", ["x", "x"], ["y"])], {"x": io}, {"y": io})
     instance = load(graphs, path)
-    left = instance.execute({"x": np.array([3], np.float32)})["y"]
-    again = instance.execute({"x": left})["y"]
-    assert (left.shape, again.to_host().tolist()) == ((1,), [12])
+    result = instance.execute({"x": np.array([3], np.float32)})["y"]
+    again = instance.execute({"x": result})["y"]
+    assert (result.shape, again.to_host().tolist()) == ((1,), [12])
 
 
 def test_strings_stay_on_the_host(graphs: Any, library: PlayedLibrary) -> None:

@@ -206,7 +206,7 @@ def test_a_name_never_reaches_a_shell(tmp_path: Path) -> None:
         f"{HEAD}\nclass TritonPythonModel:\n    auto_complete_config = lambda config: config"
     )
     complete(Model(name, 1, folder, ModelConfig(name=name, backend="python")), folder / "model.py")
-    assert not [left for left in (tmp_path.name, "x", "y") if Path(left).exists()]
+    assert not [name for name in (tmp_path.name, "x", "y") if Path(name).exists()]
     assert set(tmp_path.iterdir()) == {folder}
 
 

@@ -174,10 +174,10 @@ def test_a_placeholder_that_no_input_feeds_is_refused_at_load(models: Any) -> No
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["z"], X + 1)
 
 
-@pytest.mark.parametrize("left", [0, 5, 60])
-def test_a_graph_that_is_cut_off_is_named(models: Any, left: int) -> None:
+@pytest.mark.parametrize("size", [0, 5, 60])
+def test_a_graph_that_is_cut_off_is_named(models: Any, size: int) -> None:
     file = models.frozen(twice) / "model.graphdef"
-    file.write_bytes(file.read_bytes()[:left])
+    file.write_bytes(file.read_bytes()[:size])
     models.config(config(io("input", "x"), io("output", "y")))
     assert "m/1/model.graphdef'" in models.reason()
 

@@ -192,10 +192,10 @@ def test_a_missing_directory_of_variables_is_named(models: Any) -> None:
 
 
 @pytest.mark.parametrize("file", ["variables.index", "variables.data-00000-of-00001"])
-@pytest.mark.parametrize("left", [0, 30])
-def test_variables_that_are_cut_off_are_refused_at_load(models: Any, file: str, left: int) -> None:
+@pytest.mark.parametrize("size", [0, 30])
+def test_variables_that_are_cut_off_are_refused_at_load(models: Any, file: str, size: int) -> None:
     path = weighted(models) / "model.savedmodel/variables" / file
-    path.write_bytes(path.read_bytes()[:left])
+    path.write_bytes(path.read_bytes()[:size])
     assert "m/1/model.savedmodel': " in models.reason()
 
 

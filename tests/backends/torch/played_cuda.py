@@ -181,5 +181,5 @@ class Played:
 
     def call(self, x: Any) -> Any:
         """Execute and copy to the host, as core does."""
-        left: Any = self.instance.execute({"x": x})["y"]
-        return left.to_host()
+        result: Any = self.instance.execute({"x": x})["y"]
+        return result.to_host()

@@ -28,24 +28,24 @@ class Stream:
         return self.done
 
 
-def result() -> TorchTensor:
+def new_result() -> TorchTensor:
     return TorchTensor(torch.zeros(2, 4), X.dtype)
 
 
 def borrowed(borrowing: Borrowing, stream: Any) -> tuple[weakref.ref[Any], TorchTensor]:
     """Execute with a tensor of another engine. Return a reference to it, and the result."""
     tensor = PlayedDeviceTensor(X.copy())
-    reference, result_ = weakref.ref(tensor.memory), result()
+    reference, result = weakref.ref(tensor.memory), new_result()
     borrowing.add(StackedTensors([X, tensor]))
-    borrowing.keep(stream, [result_, X])
-    return reference, result_
+    borrowing.keep(stream, [result, X])
+    return reference, result
 
 
 def test_a_tensor_is_kept_as_long_as_a_result_of_it() -> None:
     stream = Stream()
-    reference, result_ = borrowed(Borrowing(), stream)
-    part: Any = result_[1:]
-    del result_
+    reference, result = borrowed(Borrowing(), stream)
+    part: Any = result[1:]
+    del result
     assert reference() is not None
     stream.done = True  # a reader of the result has waited for the stream
     del part
@@ -55,8 +55,8 @@ def test_a_tensor_is_kept_as_long_as_a_result_of_it() -> None:
 
 def test_a_tensor_whose_result_is_dropped_unread_is_kept_until_the_kernels_are_done() -> None:
     stream, borrowing = Stream(), Borrowing()
-    reference, result_ = borrowed(borrowing, stream)
-    del result_
+    reference, result = borrowed(borrowing, stream)
+    del result
     assert reference() is not None
     borrowing.keep(stream, [])
     assert reference() is not None
@@ -66,9 +66,9 @@ def test_a_tensor_whose_result_is_dropped_unread_is_kept_until_the_kernels_are_d
 
 
 def test_pytorchs_own_tensors_and_arrays_are_not_kept() -> None:
-    borrowing, result_ = Borrowing(), result()
-    own = result()
+    borrowing, result = Borrowing(), new_result()
+    own = new_result()
     borrowing.add(own)
     borrowing.add(StackedTensors([own, X]))
-    borrowing.keep(Stream(), [result_])
-    assert result_.borrowed is None
+    borrowing.keep(Stream(), [result])
+    assert result.borrowed is None

@@ -76,22 +76,22 @@ def converter(copies: list[Any], writes: bool = False, state_memory: frozenset[i
 
 
 def test_inputs_are_views_unless_the_model_writes_to_them(copies: list[Any]) -> None:
-    (left,) = converter(copies).results(torch.from_numpy(X.copy())).values()
-    assert isinstance(left, TorchTensor)
-    assert converter(copies).tensor("x", left[:1]).data_ptr() == left.tensor.data_ptr()
-    assert converter(copies, writes=True).tensor("x", left).data_ptr() != left.tensor.data_ptr()
+    (result,) = converter(copies).results(torch.from_numpy(X.copy())).values()
+    assert isinstance(result, TorchTensor)
+    assert converter(copies).tensor("x", result[:1]).data_ptr() == result.tensor.data_ptr()
+    assert converter(copies, writes=True).tensor("x", result).data_ptr() != result.tensor.data_ptr()
     assert copies == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64])
 def test_every_type_survives_a_round_trip(copies: list[Any], dtype: Any) -> None:
     value = torch.tensor([[0, 1], [1, 0]]).to(dtype)
-    (left,) = converter(copies).results(value).values()
-    again = converter(copies).tensor("x", StackedTensors([left[1:], left[:1].to_host()]))
+    (result,) = converter(copies).results(value).values()
+    again = converter(copies).tensor("x", StackedTensors([result[1:], result[:1].to_host()]))
     assert torch.equal(again, value.flip(0))
     assert again.dtype is dtype
     (arrays,) = TensorConverter(torch, "cpu", {"y": 0}, False).results(value).values()
-    np.testing.assert_array_equal(np.asarray(left), np.asarray(arrays))
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(arrays))
 
 
 def test_tensors_of_another_engine_are_read_by_dlpack(copies: list[Any]) -> None:
@@ -107,14 +107,14 @@ def test_memory_that_the_model_keeps_is_copied_on_the_device(copies: list[Any]) 
     value = torch.zeros(2, 4)
     state_memory = frozenset([value.untyped_storage().data_ptr()])
     for made in (converter(copies, state_memory=state_memory), converter(copies, reuses=True)):
-        (left,) = made.results(value).values()
-        assert left.tensor.data_ptr() != value.data_ptr()
+        (result,) = made.results(value).values()
+        assert result.tensor.data_ptr() != value.data_ptr()
     assert copies == []
 
 
 def test_a_scalar_has_the_shape_1(copies: list[Any]) -> None:
-    (left,) = converter(copies).results(torch.tensor(3.0)).values()
-    assert left.shape == (1,)
+    (result,) = converter(copies).results(torch.tensor(3.0)).values()
+    assert result.shape == (1,)
 
 
 def test_the_kit_accepts_it(copies: list[Any], write_script: Any, tmp_path: Path) -> None:

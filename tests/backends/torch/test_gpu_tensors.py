@@ -88,23 +88,23 @@ def test_a_reader_waits_for_the_writer_on_another_stream(modules: Any) -> None:
     reader = modules.load(SLOW.replace("x + 1", "x * 2"), ONE, device="gpu")
     x = np.ones((1, 1 << 20), np.float32)
     for number in range(10):
-        left: Any = writer.execute({"x": x * number})["y"]
-        assert isinstance(left, TorchTensor)
-        twice: Any = reader.execute({"x": left})["y"]
-        stacked: Any = reader.execute({"x": StackedTensors([left[:1], x])})["y"]
-        del left
+        result: Any = writer.execute({"x": x * number})["y"]
+        assert isinstance(result, TorchTensor)
+        twice: Any = reader.execute({"x": result})["y"]
+        stacked: Any = reader.execute({"x": StackedTensors([result[:1], x])})["y"]
+        del result
         writer.execute({"x": x * 1000})  # may take the memory of `left` as soon as it is free
         np.testing.assert_array_equal(twice.to_host(), x * 2 * (number + 1))
         np.testing.assert_array_equal(stacked.to_host(), np.concatenate([x * 2 * (number + 1), x * 2]))
 
 
 def test_another_library_reads_it_by_dlpack_on_its_own_stream(modules: Any) -> None:
-    left: Any = modules.load(SLOW, ONE, device="gpu").execute({"x": X})["y"]
-    assert left.__dlpack_device__() == (2, 0)
+    result: Any = modules.load(SLOW, ONE, device="gpu").execute({"x": X})["y"]
+    assert result.__dlpack_device__() == (2, 0)
     found: list[Any] = []
 
     def read() -> None:  # on another thread, whose current stream is the default one
-        found.append(torch.utils.dlpack.from_dlpack(left).cpu().numpy())
+        found.append(torch.utils.dlpack.from_dlpack(result).cpu().numpy())
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -112,7 +112,7 @@ def test_another_library_reads_it_by_dlpack_on_its_own_stream(modules: Any) -> N
     np.testing.assert_array_equal(found[0], X + 1)
     cupy = pytest.importorskip("cupy")
     with cupy.cuda.Stream(non_blocking=True):
-        np.testing.assert_array_equal(cupy.asnumpy(cupy.from_dlpack(left)), X + 1)
+        np.testing.assert_array_equal(cupy.asnumpy(cupy.from_dlpack(result)), X + 1)
     # The stream is destroyed before the tensor.
 
 
@@ -164,8 +164,8 @@ def test_copies_of_a_large_batch_are_pinned(modules: Any) -> None:
     parts: Any = StackedTensors([wide(number, 64) for number in range(4)])
 
     def ask() -> None:
-        left: Any = instance.execute({"x": parts})["y"]
-        np.testing.assert_array_equal(left.to_host(), parts.to_host() + 1)
+        result: Any = instance.execute({"x": parts})["y"]
+        np.testing.assert_array_equal(result.to_host(), parts.to_host() + 1)
 
     ask()
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

@@ -186,10 +186,10 @@ def _infer_on_device(services: Services, request: InferenceRequest, message: Inf
     After an answer with arrays, the next `_CALLS` calls use the faster path, which is for arrays only.
     """
     key = message.model_name, message.model_version
-    left = _arrays.get(key, 0)
-    if left:
-        _arrays[key] = left - 1
-    if left or request._prefers_host:
+    remaining = _arrays.get(key, 0)
+    if remaining:
+        _arrays[key] = remaining - 1
+    if remaining or request._prefers_host:
         return _refusal(request, message) or services.ask(message)
     answers: list[Answer] = [None]
     done = Lock()

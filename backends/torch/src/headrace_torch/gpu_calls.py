@@ -167,10 +167,10 @@ class GpuCalls:
     def _mark(self, tensors: Iterable[Any], computation: Computation) -> None:
         stream = self._stream
         complete = stream.record_event()
-        left = [each for each in tensors if isinstance(each, TorchTensor)]
-        for each in left:
+        results = [each for each in tensors if isinstance(each, TorchTensor)]
+        for each in results:
             each.stream, each.complete, each.computation = stream, complete, computation
-        mark_complete(self._torch, [each for each in left if each.tensor.device != stream.device])
+        mark_complete(self._torch, [each for each in results if each.tensor.device != stream.device])
 
     def to_host(self, tensor: Any, dtype: np.dtype[Any], complete: Any, computation: Computation) -> npt.NDArray[Any]:
         """Return a copy of ``tensor``, a result of ``computation``, in pinned memory. Blocks until it is complete."""

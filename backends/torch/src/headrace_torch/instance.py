@@ -103,7 +103,7 @@ class ForwardInstance(Instance):
             reuses=forward.is_compiled or model.config.optimization.cuda.graphs,
             calls=calls,
         )
-        self.takes_device_tensors = converter.leaves_on_device
+        self.takes_device_tensors = converter.results_stay
         self._tensor = converter.tensor
         self._results: Callable[[Any], dict[str, Tensor]] = converter.results
         self._names: Sequence[str] = inputs

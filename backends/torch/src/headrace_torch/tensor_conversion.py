@@ -43,8 +43,8 @@ class TensorConverter:
         self._writes, self._reuses, self._calls = writes, reuses, calls
         self._copies = writes and device == "cpu"  # inputs for other devices are copied anyway
         #: True if results stay on the device.
-        self.leaves_on_device = stays(device)
-        self._types = numpy_types(torch) if self.leaves_on_device else {}
+        self.results_stay = stays(device)
+        self._types = numpy_types(torch) if self.results_stay else {}
         self._count = max(outputs.values()) + 1
         self._borrowing = Borrowing() if device.startswith("cuda") else None
 
@@ -85,7 +85,7 @@ class TensorConverter:
         Call it on the current stream of the execution. Raises `BackendError` for a missing output.
         """
         found = self._results(result)
-        if self.leaves_on_device and self._calls is None:
+        if self.results_stay and self._calls is None:
             mark_complete(self._torch, found.values())
         if self._borrowing:
             self._borrowing.keep(self._torch.cuda.current_stream(self._device), found.values())
@@ -127,16 +127,16 @@ class TensorConverter:
                 f"output '{name}' is {type(value).__name__}, neither a tensor nor strings", Code.INTERNAL
             )
         value = value.detach()
-        if not (self.leaves_on_device and stays(str(value.device)) and value.dtype in self._types):
-            value = self._unkept(value.cpu())
+        if not (self.results_stay and stays(str(value.device)) and value.dtype in self._types):
+            value = self._outside_state(value.cpu())
             array = as_array(self._torch, value)
             return array.reshape(1) if not array.ndim else array
-        value = value.clone() if self._reuses else self._unkept(value)
+        value = value.clone() if self._reuses else self._outside_state(value)
         value = value.contiguous() if value.ndim else value.reshape(1)
-        left: Any = TorchTensor(value, self._types[value.dtype])
-        return left  # type: ignore[no-any-return]  # `BaseInstance.takes_device_tensors`
+        result: Any = TorchTensor(value, self._types[value.dtype])
+        return result  # type: ignore[no-any-return]  # `BaseInstance.takes_device_tensors`
 
-    def _unkept(self, value: Any) -> Any:
+    def _outside_state(self, value: Any) -> Any:
         return (
             value.clone() if self._state_memory and value.untyped_storage().data_ptr() in self._state_memory else value
         )

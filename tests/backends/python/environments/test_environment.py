@@ -200,5 +200,5 @@ def test_no_part_of_a_path_reaches_a_shell(virtual_environment: Path, tmp_path: 
     assert find(str(odd), room).python == str(virtual_environment / "bin/python")
     with pytest.raises(LoadError, match="cannot import numpy"):
         find(str(room / "-x;touch e\n$(touch f)"), room)
-    assert not [left for left in "abcdef" if Path(left).exists()]
+    assert not [name for name in "abcdef" if Path(name).exists()]
     assert len(list(room.iterdir())) == 2

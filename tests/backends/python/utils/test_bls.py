@@ -153,9 +153,9 @@ def test_closing_or_cancelling_the_iterator_cancels_the_request(services: Functi
     responses.cancel()
     assert len(services.stopped) == 1
 
-    left = ask("count", 5).exec(decoupled=True)
-    next(left)
-    del left
+    dropped = ask("count", 5).exec(decoupled=True)
+    next(dropped)
+    del dropped
     gc.collect()
     assert services.cancelled == services.tickets[1:]
 
@@ -163,7 +163,7 @@ def test_closing_or_cancelling_the_iterator_cancels_the_request(services: Functi
 def test_calls_of_a_loop_overlap_without_threads(services: FunctionServices) -> None:
     arrived = threading.Barrier(3)
 
-    def meet(request: InferRequest) -> Iterator[Answer]:
+    def wait_for_all(request: InferRequest) -> Iterator[Answer]:
         arrived.wait(20)
         yield InferResponse({"y": request.inputs["x"]})  # type: ignore[dict-item]
 
@@ -174,7 +174,7 @@ def test_calls_of_a_loop_overlap_without_threads(services: FunctionServices) -> 
         assert threading.active_count() <= threads + 3  # those of the models
         return responses
 
-    services.models = {"meet": meet}
+    services.models = {"meet": wait_for_all}
     assert outputs(iter(asyncio.run(main()))) == [0, 1, 2]
 
 

@@ -31,14 +31,14 @@ class TritonPythonModel:
         sampling = json.loads(value(request, "sampling_parameters", b"{}"))
         chance, prompt = random.Random(sampling.get("seed")), value(request, "text_input", b"").decode()
         words, text, streams = prompt.split(), "", bool(value(request, "stream", False))
-        for left in reversed(range(int(sampling.get("max_tokens", 16)))):
+        for remaining in reversed(range(int(sampling.get("max_tokens", 16)))):
             if sender.is_cancelled():
                 break
             keys = [tuple(words[-2:]), tuple(words[-1:]), ()]
             known = next(self.followers[key] for key in keys if key in self.followers)
             words.append(known[0] if sampling.get("temperature") == 0 else chance.choice(known))
             text += f" {words[-1]}"
-            reason = "stop" if text.endswith(".") else "None" if left else "length"
+            reason = "stop" if text.endswith(".") else "None" if remaining else "length"
             if streams or reason != "None":
                 outputs = {"text_output": text, "finish_reason": reason}
                 tensors = [
