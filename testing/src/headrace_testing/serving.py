@@ -67,9 +67,10 @@ def blocked_s(server: Server, act: Callable[[], object], limit_s: float) -> floa
     """
     shortest = math.inf
     for _ in range(3):
-        ended, gaps = threading.Event(), [0.0]
-        watch = asyncio.run_coroutine_threadsafe(_measure_gaps(ended, gaps), server.loop)
+        started, ended, gaps = threading.Event(), threading.Event(), [0.0]
+        watch = asyncio.run_coroutine_threadsafe(_measure_gaps(started, ended, gaps), server.loop)
         try:
+            started.wait(TIMEOUT_S)  # otherwise ``act`` may block the loop before the first measurement
             act()
         finally:
             ended.set()
@@ -80,8 +81,9 @@ def blocked_s(server: Server, act: Callable[[], object], limit_s: float) -> floa
     return shortest
 
 
-async def _measure_gaps(ended: threading.Event, gaps: list[float]) -> None:
-    """Add the time of each turn of the event loop to ``gaps``, until ``ended`` is set."""
+async def _measure_gaps(started: threading.Event, ended: threading.Event, gaps: list[float]) -> None:
+    """Set ``started``, then add the time of each turn of the event loop to ``gaps``, until ``ended`` is set."""
+    started.set()
     while not ended.is_set():
         begun = time.perf_counter()
         await asyncio.sleep(0.005)
