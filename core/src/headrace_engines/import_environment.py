@@ -30,9 +30,9 @@ def import_environment(variables: Mapping[str, str] | None = None) -> Iterator[N
     child processes do not get them. Must not be nested.
     """
     with _importing:
-        wanted = {**wait_policy(), **(variables or {})}
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update({name: value for name, value in wanted.items() if not before[name]})
+        settings = {**wait_policy(), **(variables or {})}
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update({name: value for name, value in settings.items() if not before[name]})
         try:
             yield
         finally:

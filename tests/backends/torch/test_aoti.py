@@ -246,11 +246,11 @@ def test_instances_of_a_package_answer_at_once(programs: Any, package: Path, sha
             found = infer(server, "m", {"INPUT__0": A, "INPUT__1": B}, over)
             np.testing.assert_allclose(found["OUTPUT__1"], expected()[1], rtol=1e-5, atol=1e-6)
 
-        wanted = expected()[0]
+        result = expected()[0]
         with ThreadPoolExecutor(4) as callers:
             answers = [callers.submit(server.infer, "m", {"INPUT__0": A, "INPUT__1": B}) for _ in range(200)]
             for each in answers:
-                np.testing.assert_allclose(each.result().outputs["OUTPUT__0"], wanted, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(each.result().outputs["OUTPUT__0"], result, rtol=1e-5, atol=1e-6)
 
 
 def test_a_package_beside_its_program_needs_no_config(programs: Any, package: Path, rewrite: Any) -> None:

@@ -83,8 +83,8 @@ def test_each_batch_is_replayed_with_its_own_rows(monkeypatch: pytest.MonkeyPatc
         rows_of[:, 1] = np.arange(rows)
         found = played.call(StackedTensors([rows_of[:1], rows_of[1:]]) if rows > 1 else rows_of)
         results.append((found, rows_of * 2 + rows_of.sum(1, keepdims=True)))
-    for found, wanted in results:  # none is written to by a later call
-        np.testing.assert_array_equal(found, wanted)
+    for found, expected in results:  # none is written to by a later call
+        np.testing.assert_array_equal(found, expected)
     assert calls == []
     assert sum(graph.replays for graph in PlayedGraph.captured) == 18 + 5
 

@@ -191,8 +191,8 @@ def test_results_equal_pytorchs(programs: Any, network: type[torch.nn.Module], m
         with torch.no_grad():
             expected = module(*values)
         found = instance.execute({name: value.numpy() for name, value in zip(names, values, strict=True)})
-        wanted = expected if isinstance(expected, tuple) else (expected,)
-        for index, value in enumerate(wanted):
+        results = expected if isinstance(expected, tuple) else (expected,)
+        for index, value in enumerate(results):
             np.testing.assert_allclose(found[f"OUTPUT__{index}"], value, rtol=1e-5, atol=1e-6)
 
 

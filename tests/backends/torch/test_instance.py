@@ -107,10 +107,10 @@ class NoStrings(torch.nn.Module):
 def test_a_list_of_strings_may_be_empty(scripts: Any) -> None:
     output = 'output { name: "y" data_type: TYPE_STRING dims: [-1] } '
     instance = scripts.load(NoStrings(), X % "x" + output, warm_up=False)
-    for sign, wanted in ((1, ["above"]), (-1, [])):
+    for sign, expected in ((1, ["above"]), (-1, [])):
         found = instance.execute({"x": np.full(3, sign, np.float32)})["y"]
-        assert found.tolist() == wanted
-        assert found.shape == (len(wanted),)
+        assert found.tolist() == expected
+        assert found.shape == (len(expected),)
 
 
 @pytest.mark.parametrize("names", [("a",), ("x__0", "y__2"), ("a", "b", "c")])

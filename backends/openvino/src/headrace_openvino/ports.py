@@ -108,8 +108,10 @@ def _choose(aliases: Iterable[Sequence[str]], configured: Container[str], avoide
     chosen: list[str] = []
     for names in aliases:
         free = [name for name in names if name not in chosen] or names
-        wanted = [name for name in free if name in configured] or [name for name in free if name not in avoided] or free
-        chosen.append(wanted[0])
+        candidates = (
+            [name for name in free if name in configured] or [name for name in free if name not in avoided] or free
+        )
+        chosen.append(candidates[0])
     return chosen
 
 

@@ -77,8 +77,8 @@ def _usual(config: ModelConfig, profile: Profile) -> Iterator[GraphSpec]:
         return
     preferred = set(config.dynamic_batching.preferred_batch_size)
     preferred |= set(config.sequence_batching.oldest.preferred_batch_size)
-    wanted = {1, *preferred} if preferred else set(_USUAL_ROWS)
-    for rows in sorted({*wanted, config.max_batch_size}):
+    sizes = {1, *preferred} if preferred else set(_USUAL_ROWS)
+    for rows in sorted({*sizes, config.max_batch_size}):
         if rows <= config.max_batch_size:
             yield GraphSpec({name: (rows, *shape[1:]) for name, shape in best.items()}, rows)
 

@@ -27,9 +27,9 @@ class PlanInstance(Instance):
         except BaseException:
             self._stream.close()
             raise
-        wanted = [tensor for tensor in engine.tensors if not tensor.is_input and tensor.name in settings.outputs]
-        self._growing = [tensor for tensor in wanted if tensor.name in self._executions.growing]
-        self._on_host = [tensor for tensor in wanted if tensor.is_on_host and tensor not in self._growing]
+        outputs = [tensor for tensor in engine.tensors if not tensor.is_input and tensor.name in settings.outputs]
+        self._growing = [tensor for tensor in outputs if tensor.name in self._executions.growing]
+        self._on_host = [tensor for tensor in outputs if tensor.is_on_host and tensor not in self._growing]
 
     @property
     def stream_priority(self) -> int:

@@ -77,15 +77,15 @@ def _parse(model: Model, path: Path) -> Any:
 
 def _choose_graph(model: Model, path: Path, saved: Any) -> Any:
     """Return the graph with the tag and no other; else the first that has the tag among others."""
-    wanted = model.parameters.graph_tag or _TAG
+    tag = model.parameters.graph_tag or _TAG
     tags = [set(meta.meta_info_def.tags) for meta in saved.meta_graphs]
-    for is_chosen in (lambda each: each == {wanted}, lambda each: wanted in each):
+    for is_chosen in (lambda each: each == {tag}, lambda each: tag in each):
         for meta, each in zip(saved.meta_graphs, tags, strict=True):
             if is_chosen(each):
                 return meta
     there = "; ".join(",".join(sorted(each)) for each in tags)
     raise LoadError(
-        f"unable to load model '{model.name}', expected '{one_line(wanted)}' tag; the graphs of '{path}' have: "
+        f"unable to load model '{model.name}', expected '{one_line(tag)}' tag; the graphs of '{path}' have: "
         f"{one_line(there) or 'none'}"
     )
 

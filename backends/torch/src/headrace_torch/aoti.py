@@ -218,9 +218,9 @@ def _require_machine(archive: Pt2Archive, names: Sequence[str], device: str) -> 
         raise archive.failure(f"was compiled for '{kind}', and the instance runs on '{device}': compile it for that")
     if machine not in ("", platform.machine()):
         raise archive.failure(f"was compiled for a machine '{machine}', and this is a '{platform.machine()}'")
-    wanted = {word: _EXTENSIONS[word] for word in found.get("AOTI_CPU_ISA", "").split() if word in _EXTENSIONS}
+    required = {word: _EXTENSIONS[word] for word in found.get("AOTI_CPU_ISA", "").split() if word in _EXTENSIONS}
     flags = _cpu_flags()
-    missing = [word for word, flag in wanted.items() if flags and flag not in flags]
+    missing = [word for word, flag in required.items() if flags and flag not in flags]
     if missing:
         raise archive.failure(f"was compiled for a CPU with {', '.join(missing)}, which this one does not have")
 

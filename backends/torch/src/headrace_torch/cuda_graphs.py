@@ -40,7 +40,7 @@ class CudaGraphs:
         self._batches = model.max_batch_size > 0
         self._sizes = graph_sizes(model.config)
         self._captured: defaultdict[object, list[_CapturedRun]] = defaultdict(list)
-        self._wanted: GraphSize | None = None
+        self._capturing: GraphSize | None = None
         #: The memory pool of all graphs. One graph runs at a time, so they share memory for temporaries.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -49,7 +49,7 @@ class CudaGraphs:
         model, begin = self._model, time.monotonic()
         for size in self._sizes:
             inputs = self._zeros(size)
-            self._wanted = size
+            self._capturing = size
             try:
                 instance.execute(inputs)
             except HeadraceError as error:
@@ -57,7 +57,7 @@ class CudaGraphs:
                     raise
                 raise self._failure(size, error.message) from error
             finally:
-                self._wanted = None
+                self._capturing = None
         for graphs in self._captured.values():
             graphs.sort(key=lambda graph: graph.size.rows)
         text = "model '%s', instance '%s': %d CUDA graphs captured in %.1f s"
@@ -87,8 +87,8 @@ class CudaGraphs:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         tensors = _tensors(arguments, named)
         key = _layout(tensors, named, self._batches)
-        if self._wanted is not None:
-            return self._capture(self._wanted, key, tensors, arguments, named)
+        if self._capturing is not None:
+            return self._capture(self._capturing, key, tensors, arguments, named)
         rows = tensors[0].shape[0] if self._batches else 0
         for graph in self._captured.get(key, ()):
             if graph.size.least <= rows <= graph.size.rows:
