@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
 from headrace_testing import BackendConformance, Example
 
 #: A sound backend: ``y = scale * x`` in any float type, with the scale in ``scale.txt``.
@@ -57,6 +60,25 @@ class Scaler(Instance):
 def register_backends():
     return [Toy]
 """
+
+
+@pytest.fixture
+def add_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Any]], None]:
+    """Return a function that makes every server find a part of a kind, as if its distribution was installed."""
+
+    def add(kind: str, part: Callable[[], Any]) -> None:
+        discover = Plugins.discover
+
+        def discover_with_part(*arguments: Any) -> Plugins:
+            plugins = discover(*arguments)
+            registry = getattr(plugins, kind)
+            if part().name not in registry.names():
+                registry.add(part(), PluginInfo(part().name, "tests", "0"))
+            return plugins
+
+        monkeypatch.setattr(Plugins, "discover", discover_with_part)
+
+    return add
 
 
 class ToyConformance(BackendConformance):

@@ -7,13 +7,11 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from headrace import ConfigError, LoadError, RepositoryAgent, hookimpl
-from headrace.plugins import Plugins
-from headrace.registry import PluginInfo
 from headrace_testing import AgentConformance
 
 
@@ -21,6 +19,7 @@ class Reverses(RepositoryAgent):
     """Reverses the bytes of every file. A file that begins with ``!`` is damaged."""
 
     name = "reverses"
+    refuses: ClassVar[bool] = True
 
     def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
         super().__init__(model, parameters)
@@ -36,23 +35,15 @@ class Reverses(RepositoryAgent):
                 target = into / path.relative_to(directory)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 content = path.read_bytes()
-                if content.startswith(b"!"):
+                if self.refuses and content.startswith(b"!"):
                     raise LoadError(f"'{path.name}' is damaged")
                 target.write_bytes(content[::-1])
         return into
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every server find `Reverses`, as if its distribution was installed."""
-    discover = Plugins.discover
-
-    def with_agent(*arguments: Any) -> Plugins:
-        plugins = discover(*arguments)
-        plugins.agents.add(Reverses, PluginInfo("reverses", "tests", "0"))
-        return plugins
-
-    monkeypatch.setattr(Plugins, "discover", with_agent)
+def installed(add_part: Callable[..., None]) -> None:
+    add_part("agents", lambda: Reverses)
 
 
 class TestReverses(AgentConformance):
@@ -178,15 +169,6 @@ def test_an_agent_without_an_entry_point_fails_with_the_entry_point(tmp_path: Pa
 
 
 def test_a_server_that_loads_a_damaged_model_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reverses, "reverse", lambda self, directory, into: _copy_reversed(directory, into))
+    monkeypatch.setattr(Reverses, "refuses", False)
     with pytest.raises(AssertionError, match="has loaded a damaged model"):
         TestReverses().test_a_server_finds_it_and_serves_its_files(tmp_path)
-
-
-def _copy_reversed(directory: Path, into: Path) -> Path:
-    for path in directory.rglob("*"):
-        if path.is_file() and path.name != "config.pbtxt":
-            target = into / path.relative_to(directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes()[::-1])
-    return into

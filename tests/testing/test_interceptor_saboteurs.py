@@ -29,8 +29,6 @@ from headrace import (
     Watch,
     hookimpl,
 )
-from headrace.plugins import Plugins
-from headrace.registry import PluginInfo
 from headrace_testing import InterceptorConformance, RefusedOperation
 from headrace_testing.example import NAME
 
@@ -71,16 +69,8 @@ class Seat(Watch):
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every server find `Doorman`, as if its distribution was installed."""
-    discover = Plugins.discover
-
-    def with_interceptor(*arguments: Any) -> Plugins:
-        plugins = discover(*arguments)
-        plugins.interceptors.add(Chosen.kind, PluginInfo("doorman", "tests", "0"))
-        return plugins
-
-    monkeypatch.setattr(Plugins, "discover", with_interceptor)
+def installed(add_part: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    add_part("interceptors", lambda: Chosen.kind)
     monkeypatch.setattr(Chosen, "kind", Doorman)
 
 

@@ -518,108 +518,80 @@ class TakesAnyParameter(Sound):
 
 
 SABOTEURS = [
-    ("test_every_request_is_answered_exactly_once", LosesOne, "requests ['7'] still wait"),
-    ("test_every_request_is_answered_exactly_once", AnswersTwice, "is answered 2 times"),
-    ("test_every_request_is_answered_exactly_once", SwapsAnswers, "gets the answer of"),
-    ("test_every_request_is_answered_exactly_once", RaisesInFinished, "finished raised KeyError('finished')"),
-    ("test_every_request_is_answered_exactly_once", NeverWakes, "still wait"),
-    ("test_after_a_failed_batch_the_next_is_run", StopsAfterAFailure, "nothing will ever wake it"),
-    ("test_a_cancelled_waiting_request_is_answered_at_once_and_alone", IgnoresCancellation, "does not wait"),
-    ("test_a_cancelled_running_request_is_answered_alone", CancelsOthers, "gets Cancelled"),
-    ("test_a_rescheduled_request_runs_again_until_it_is_answered", DropsRescheduled, "] still wait"),
-    ("test_a_rescheduled_request_runs_again_until_it_is_answered", DoesNotReschedule, "gets Rescheduled"),
-    ("test_a_rescheduled_request_runs_again_until_it_is_answered", AnswersRescheduled, "have run this often"),
-    ("test_draining_runs_accepted_requests_and_refuses_new_ones", HoldsTheLastRequest, "requests ['0'] still wait"),
-    ("test_abandoning_answers_every_request_at_once", AnswersTwice, "gets ["),
-    ("test_abandoning_answers_every_request_at_once", ForgetsItsTimer, "timers are left after the last answer"),
-    ("test_batches_fit_their_instances", TakesTooMany, "rows, and the instance has 8 slots"),
-    ("test_batches_fit_their_instances", JoinsRequestsThatDoNotStack, "joins requests that do not stack"),
-    ("test_batches_fit_their_instances", RunsOneTwice, "has a request twice"),
-    ("test_batches_fit_their_instances", PadsOnly, "is nothing but padding"),
-    ("test_batches_fit_their_instances", AddsToTheFirstOnly, "adds inputs to"),
-    ("test_batches_fit_their_instances", ReasonsInNumbers, "has the reason 7, which is no text"),
-    ("test_batches_fit_their_instances", MiscountsItsRows, "declares 99 rows"),
-    ("test_a_single_request_waits_delay_ns_to_the_microsecond", IsEarly, "is run before 2000 µs"),
-    ("test_a_single_request_waits_delay_ns_to_the_microsecond", IsLate, "is not run after 2000 µs"),
+    ("every_request_is_answered_exactly_once", LosesOne, "requests ['7'] still wait"),
+    ("every_request_is_answered_exactly_once", AnswersTwice, "is answered 2 times"),
+    ("every_request_is_answered_exactly_once", SwapsAnswers, "gets the answer of"),
+    ("every_request_is_answered_exactly_once", RaisesInFinished, "finished raised KeyError('finished')"),
+    ("every_request_is_answered_exactly_once", NeverWakes, "still wait"),
+    ("after_a_failed_batch_the_next_is_run", StopsAfterAFailure, "nothing will ever wake it"),
+    ("a_cancelled_waiting_request_is_answered_at_once_and_alone", IgnoresCancellation, "does not wait"),
+    ("a_cancelled_running_request_is_answered_alone", CancelsOthers, "gets Cancelled"),
+    ("a_rescheduled_request_runs_again_until_it_is_answered", DropsRescheduled, "] still wait"),
+    ("a_rescheduled_request_runs_again_until_it_is_answered", DoesNotReschedule, "gets Rescheduled"),
+    ("a_rescheduled_request_runs_again_until_it_is_answered", AnswersRescheduled, "have run this often"),
+    ("draining_runs_accepted_requests_and_refuses_new_ones", HoldsTheLastRequest, "requests ['0'] still wait"),
+    ("abandoning_answers_every_request_at_once", AnswersTwice, "gets ["),
+    ("abandoning_answers_every_request_at_once", ForgetsItsTimer, "timers are left after the last answer"),
+    ("batches_fit_their_instances", TakesTooMany, "rows, and the instance has 8 slots"),
+    ("batches_fit_their_instances", JoinsRequestsThatDoNotStack, "joins requests that do not stack"),
+    ("batches_fit_their_instances", RunsOneTwice, "has a request twice"),
+    ("batches_fit_their_instances", PadsOnly, "is nothing but padding"),
+    ("batches_fit_their_instances", AddsToTheFirstOnly, "adds inputs to"),
+    ("batches_fit_their_instances", ReasonsInNumbers, "has the reason 7, which is no text"),
+    ("batches_fit_their_instances", MiscountsItsRows, "declares 99 rows"),
+    ("a_single_request_waits_delay_ns_to_the_microsecond", IsEarly, "is run before 2000 µs"),
+    ("a_single_request_waits_delay_ns_to_the_microsecond", IsLate, "is not run after 2000 µs"),
     (
-        "test_equal_requests_run_in_order_of_arrival",
+        "equal_requests_run_in_order_of_arrival",
         LastComeFirstServed,
         "they arrived in order of their numbers, and ran as",
     ),
-    ("test_a_request_does_not_starve", SmallestFirst, "because others keep arriving"),
-    ("test_answers_keep_the_order_of_requests", PromisesOrderTooLate, "before an earlier one"),
+    ("a_request_does_not_starve", SmallestFirst, "because others keep arriving"),
+    ("answers_keep_the_order_of_requests", PromisesOrderTooLate, "before an earlier one"),
+    ("requests_run_in_order_of_priority", IgnoresPriorities, "run in the order [3, 2, 1, 3, 2, 1]"),
+    ("a_postponed_request_runs_after_all_others", RejectsInsteadOfPostponing, "must be postponed gets [Unavailable"),
+    ("a_postponed_request_runs_after_all_others", PostponesToTheFront, "is number 1 of 0 to 3 to run after 700"),
+    ("a_postponed_request_runs_after_all_others", PostponesEarly, "is number 3 of 0 to 3 to run after 699"),
+    ("instances_are_added_and_removed_under_load", KeepsRemovedInstances, "stays, although every request is answered"),
+    ("every_request_is_answered_exactly_once", SwapsForwardedAnswers, "gets the answer of"),
+    ("calls_of_other_models_name_their_caller", CallsWithoutCaller, "names None as its caller"),
+    ("calls_of_other_models_name_their_caller", CallsWithoutCallers, "names () as its callers"),
+    ("a_failure_of_all_called_models_is_an_error", SwallowsFailures, "and it is answered 0 times"),
     (
-        "test_requests_run_in_order_of_priority",
-        IgnoresPriorities,
-        "run in the order [3, 2, 1, 3, 2, 1]",
-    ),
-    (
-        "test_a_postponed_request_runs_after_all_others",
-        RejectsInsteadOfPostponing,
-        "must be postponed gets [Unavailable",
-    ),
-    (
-        "test_a_postponed_request_runs_after_all_others",
-        PostponesToTheFront,
-        "is number 1 of 0 to 3 to run after 700",
-    ),
-    (
-        "test_a_postponed_request_runs_after_all_others",
-        PostponesEarly,
-        "is number 3 of 0 to 3 to run after 699",
-    ),
-    (
-        "test_instances_are_added_and_removed_under_load",
-        KeepsRemovedInstances,
-        "stays, although every request is answered",
-    ),
-    ("test_every_request_is_answered_exactly_once", SwapsForwardedAnswers, "gets the answer of"),
-    ("test_calls_of_other_models_name_their_caller", CallsWithoutCaller, "names None as its caller"),
-    ("test_calls_of_other_models_name_their_caller", CallsWithoutCallers, "names () as its callers"),
-    ("test_a_failure_of_all_called_models_is_an_error", SwallowsFailures, "and it is answered 0 times"),
-    (
-        "test_a_failure_of_all_called_models_is_an_error",
+        "a_failure_of_all_called_models_is_an_error",
         AnswersFailuresWithSuccess,
         "have failed, and it gets InferResponse",
     ),
-    (
-        "test_cancelling_a_request_cancels_its_calls_of_other_models",
-        ContinuesCancelledCalls,
-        "['other'] still run calls",
-    ),
-    ("test_abandoning_answers_requests_that_wait_for_other_models", AnswersPastTheModelQueue, "gets ["),
-    ("test_every_idle_instance_gets_waiting_requests", UsesOneInstance, "2 instances are idle, while 1 should be"),
-    ("test_a_timeout_is_exact_to_the_microsecond", RejectsLate, "has no answer after that time"),
-    ("test_a_timeout_is_exact_to_the_microsecond", RejectsEarly, "is rejected before"),
-    ("test_next_is_not_called_while_nothing_changes", WakesWithoutEnd, "times in 50 passes of the loop"),
-    ("test_next_is_not_called_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
-    ("test_next_is_not_called_while_nothing_changes", ForgetsItsTimer, "a timer is set, but no request waits"),
-    ("test_threads_run_all_requests_and_the_statistics_add_up", Miscounts, "are counted instead of"),
-    ("test_metrics_can_be_read_at_any_time", FailsToMeasureWhenEmpty, "cannot be read: StopIteration()"),
-    ("test_metrics_can_be_read_at_any_time", ForgetsToMeasure, "it measures ['headrace_sound_waiting'], and has"),
-    (
-        "test_metrics_can_be_read_at_any_time",
-        CountsBackwards,
-        "counter 'headrace_sound_submitted_total' went from 4 to 0",
-    ),
-    ("test_metrics_can_be_read_at_any_time", MeasuresInWords, "cannot be read: ValueError("),
-    ("test_it_accepts_its_config_and_reports_each_mistake", RefusesAll, "the config of the kit is refused"),
-    ("test_it_accepts_its_config_and_reports_each_mistake", AcceptsEveryConfig, "must give a problem of metric_tags"),
-    ("test_it_accepts_its_config_and_reports_each_mistake", CompletesWhileItChecks, "has changed the config"),
-    ("test_it_accepts_its_config_and_reports_each_mistake", YieldsTexts, "'no', which is no Problem"),
-    ("test_it_accepts_its_config_and_reports_each_mistake", NamesNoField, "'it has no tags' has no field"),
-    ("test_an_unknown_parameter_is_refused", TakesAnyParameter, "the parameter 'no_such_parameter' is accepted"),
+    ("cancelling_a_request_cancels_its_calls_of_other_models", ContinuesCancelledCalls, "['other'] still run calls"),
+    ("abandoning_answers_requests_that_wait_for_other_models", AnswersPastTheModelQueue, "gets ["),
+    ("every_idle_instance_gets_waiting_requests", UsesOneInstance, "2 instances are idle, while 1 should be"),
+    ("a_timeout_is_exact_to_the_microsecond", RejectsLate, "has no answer after that time"),
+    ("a_timeout_is_exact_to_the_microsecond", RejectsEarly, "is rejected before"),
+    ("next_is_not_called_while_nothing_changes", WakesWithoutEnd, "times in 50 passes of the loop"),
+    ("next_is_not_called_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
+    ("next_is_not_called_while_nothing_changes", ForgetsItsTimer, "a timer is set, but no request waits"),
+    ("threads_run_all_requests_and_the_statistics_add_up", Miscounts, "are counted instead of"),
+    ("metrics_can_be_read_at_any_time", FailsToMeasureWhenEmpty, "cannot be read: StopIteration()"),
+    ("metrics_can_be_read_at_any_time", ForgetsToMeasure, "it measures ['headrace_sound_waiting'], and has"),
+    ("metrics_can_be_read_at_any_time", CountsBackwards, "counter 'headrace_sound_submitted_total' went from 4 to 0"),
+    ("metrics_can_be_read_at_any_time", MeasuresInWords, "cannot be read: ValueError("),
+    ("it_accepts_its_config_and_reports_each_mistake", RefusesAll, "the config of the kit is refused"),
+    ("it_accepts_its_config_and_reports_each_mistake", AcceptsEveryConfig, "must give a problem of metric_tags"),
+    ("it_accepts_its_config_and_reports_each_mistake", CompletesWhileItChecks, "has changed the config"),
+    ("it_accepts_its_config_and_reports_each_mistake", YieldsTexts, "'no', which is no Problem"),
+    ("it_accepts_its_config_and_reports_each_mistake", NamesNoField, "'it has no tags' has no field"),
+    ("an_unknown_parameter_is_refused", TakesAnyParameter, "the parameter 'no_such_parameter' is accepted"),
 ]
 
 
 def run(check: str, kind: type[Scheduler]) -> None:
     base = next(base for sound, base in CONFORMANCES.items() if issubclass(kind, sound))
-    getattr(type(kind.__name__, (base,), {"kind": kind})(), check)()
+    getattr(type(kind.__name__, (base,), {"kind": kind})(), f"test_{check}")()
 
 
 #: Checks that start a server, or need Parameters, which the sound schedulers do not have.
-ELSEWHERE = {"test_a_server_finds_and_serves_it", "test_an_unknown_parameter_is_refused"}
-CHECKS = {name for name in dir(SchedulerConformance) if name.startswith("test_")}
+ELSEWHERE = {"a_server_finds_and_serves_it", "an_unknown_parameter_is_refused"}
+CHECKS = {name[5:] for name in dir(SchedulerConformance) if name.startswith("test_")}
 
 
 @pytest.mark.parametrize("check", sorted(CHECKS - ELSEWHERE))
@@ -639,21 +611,13 @@ def test_a_saboteur_is_caught(check: str, kind: type[Scheduler], because: str) -
     assert because in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "test_a_cancelled_waiting_request_is_answered_at_once_and_alone",
-        "test_a_cancelled_running_request_is_answered_alone",
-    ],
-)
+@pytest.mark.parametrize("check", [name for name in sorted(CHECKS) if name.startswith("a_cancelled_")])
 def test_a_model_queue_that_ignores_cancellation_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer_twice(self: ModelQueue, ticket: Ticket) -> None:
         for _ in range(2):
             ticket.respond(InferResponse({}), True)
 
-    monkeypatch.setattr(
-        ModelQueue, "_answer_waiting" if "waiting" in check else "_cancel", lambda self, *arguments: None
-    )
+    monkeypatch.setattr(ModelQueue, "_answer_waiting" if "waiting" in check else "_cancel", lambda self, *_: None)
     if "running" in check:
         monkeypatch.setattr(ModelQueue, "_cancel", answer_twice)
     with pytest.raises(AssertionError, match=r"answered at once|gets \["):
@@ -731,4 +695,4 @@ def test_a_check_of_an_unclaimed_property_is_skipped() -> None:
 
 
 def test_every_check_has_a_saboteur() -> None:
-    assert {check for check, _, _ in SABOTEURS} | {"test_a_server_finds_and_serves_it"} == CHECKS
+    assert {check for check, _, _ in SABOTEURS} | {"a_server_finds_and_serves_it"} == CHECKS

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import pytest
 
 from headrace import ServerOptions, Storage, hookimpl
-from headrace.plugins import Plugins
-from headrace.registry import PluginInfo
 from headrace_testing import StorageConformance
 from headrace_testing import storage_checks as checks
 
@@ -42,17 +40,8 @@ class Memory(Storage):
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every server find `Memory`, as if its distribution was installed."""
-    discover = Plugins.discover
-
-    def with_memory(*arguments: Any) -> Plugins:
-        plugins = discover(*arguments)
-        if "memory" not in plugins.storages.names():
-            plugins.storages.add(Memory, PluginInfo("memory", "tests", "0"))
-        return plugins
-
-    monkeypatch.setattr(Plugins, "discover", with_memory)
+def installed(add_part: Callable[..., None]) -> None:
+    add_part("storages", lambda: Memory)
 
 
 class TestMemory(StorageConformance):

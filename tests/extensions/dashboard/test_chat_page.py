@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from tests.frontends.openai.model_files import write_models
 from tests.interceptors.access.access_files import ALL, make
 
+from .conftest import CHROMIUM
+
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 MARKUP = "<img src=x onerror=alert(1)>"
 
@@ -40,38 +40,21 @@ def server(keep_serving: Callable[..., Headrace], models: Path, key: tuple[Path,
     return keep_serving(f"--model-repository={models}", f"--access-keys={key[0]}", "--access-open=health,dashboard")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def open_page(browser: Browser, server: Headrace, key: tuple[Path, str]) -> Iterator[Open]:
-    """Open the page with a key. At the end, no script may have failed, and no other server may have got a request."""
-    context = browser.new_context()
-    wrong: list[str] = []
+def open_page(new_page: Callable[[Headrace], Page], server: Headrace, key: tuple[Path, str]) -> Open:
+    """Return a function that opens the page with a key."""
 
     def open_page(model: str = "scripted", has_openai: bool = True) -> Page:
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        own = f"http://127.0.0.1:{server.http}/"
-        page.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
+        page = new_page(server)
         if not has_openai:
             page.route("**/v1/**", lambda route: route.fulfill(status=404, body='{"error":"Not Found"}'))
-        page.goto(f"{own}dashboard/chat?model={model}")
+        page.goto(f"http://127.0.0.1:{server.http}/dashboard/chat?model={model}")
         page.get_by_label("This server asks for a key").fill(key[1])
         page.get_by_role("button", name="Use it").click()
         expect(page.get_by_label("Model")).to_have_value(model)
         return page
 
-    yield open_page
-    context.close()
-    assert wrong == []
+    return open_page
 
 
 def say(page: Page, text: str) -> None:

@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,15 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.http
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 from tritonclient.utils import InferenceServerException
+
+from .conftest import CHROMIUM
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 EXAMPLES = Path(__file__).parents[3] / "examples/models"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 #: A model name with markup, which the browser must show as text.
 MARKUP = "<img src=x onerror=alert(1)>"
 CONFIG = """
@@ -60,35 +61,16 @@ def server(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempP
     return server
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[[Headrace], Page]]:
-    """Open the dashboard. At the end, no script may have failed, and no other server may have got a request."""
-    context = browser.new_context()
-    wrong: list[str] = []
+def open_page(new_page: Callable[[Headrace], Page]) -> Callable[[Headrace], Page]:
+    """Return a function that opens the dashboard."""
 
     def open_page(server: Headrace) -> Page:
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        own = f"http://127.0.0.1:{server.http}/"
-        page.on(
-            "request", lambda request: None if request.url.startswith((own, "blob:")) else wrong.append(request.url)
-        )
-        page.goto(f"{own}dashboard")
+        page = new_page(server)
+        page.goto(f"http://127.0.0.1:{server.http}/dashboard")
         return page
 
-    yield open_page
-    context.close()
-    assert wrong == []
+    return open_page
 
 
 def infer(server: Headrace, image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[float]:
