@@ -18,7 +18,7 @@ from headrace.backends.base import Instance
 from headrace.config.padding import AxisPad, PaddingRules
 from headrace.errors import BackendError
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.runner import LATER, AnswerSink, Returned, RowsRunner, Runner, part_of_rows, requested_names
+from headrace.executors.runner import LATER, AnswerSink, Returned, RowsRunner, Runner, part_of_rows
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
@@ -35,24 +35,19 @@ class PaddedRunner(RowsRunner):
         self._stack = self._stack_padded
 
     def _stack_padded(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
-        return padded_inputs(self._rules, batch, self._rows(batch))
+        return padded_inputs(self._rules, batch, self._rules.rows(sum([ticket.rows for ticket in batch])))
 
-    def _rows(self, batch: Sequence[Ticket]) -> int:
-        """Return the rows of ``batch`` with padding."""
-        return self._rules.rows(sum([ticket.rows for ticket in batch]))
+    def _checked(self, results: Mapping[str, object], rows: int, requested: set[str] | None) -> dict[str, Tensor]:
+        outputs = super()._checked(results, self._rules.rows(rows), requested)
+        if not self._rules.batched:
+            return outputs
+        return {name: part_of_rows(tensor, 0, rows) for name, tensor in outputs.items()}
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        rules = self._rules
-        outputs = self._checked(results, self._rows(batch), requested_names(batch))
-        answers: list[Answer] = []
-        begin = 0
-        for ticket in batch:
-            request, end = ticket.request, begin + ticket.rows
-            parts = {name: outputs[name] for name in request.outputs or outputs}
-            if rules.batched:
-                parts = {name: part_of_rows(tensor, begin, end) for name, tensor in parts.items()}
-            answers.append(self.respond(request, cut_outputs(rules, self.schema.name, parts, request)))
-            begin = end
+        answers = super()._split(batch, results)
+        for ticket, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, InferResponse):
+                answer.outputs = cut_outputs(self._rules, self.schema.name, answer.outputs, ticket.request)
         return answers
 
 
@@ -180,7 +175,7 @@ def _empty(rules: PaddingRules, name: str, like: Tensor, shape: tuple[int, ...])
 
 
 def cut_outputs(
-    rules: PaddingRules, model: str, outputs: dict[str, Tensor], request: InferRequest
+    rules: PaddingRules, model: str, outputs: Mapping[str, Tensor], request: InferRequest
 ) -> dict[str, Tensor]:
     """Return ``outputs`` of ``model`` without the padding. ``request`` is the unpadded request.
 

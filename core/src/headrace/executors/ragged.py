@@ -18,8 +18,8 @@ import numpy.typing as npt
 from headrace.backends.base import Instance
 from headrace.errors import BackendError, InvalidArgument
 from headrace.executors.output_schema import OutputSchema
-from headrace.executors.runner import RowsRunner, part_of_rows, requested_names
-from headrace.messages.response import Answer
+from headrace.executors.runner import RowsRunner, part_of_rows, requested_names, split_rows
+from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor, as_tensor, concatenate
 from headrace.messages.ticket import Ticket
 
@@ -132,28 +132,24 @@ class RaggedRunner(RowsRunner):
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
         requested = requested_names(batch)
-        in_rows = self._checked(results, sum(ticket.rows for ticket in batch), requested)
-        pieces = {
-            name: self._scatter(name, source, batch, results)
-            for name, source in self._layout.scattered.items()
-            if name in results or requested is None or name in requested
-        }
+        rows = [ticket.rows for ticket in batch]
+        in_rows = self._checked(results, sum(rows), requested)
+        pieces = {name: split_rows(tensor, rows) for name, tensor in in_rows.items()}
+        for name, source in self._layout.scattered.items():
+            if name in results or requested is None or name in requested:
+                pieces[name] = self._scatter(name, source, batch, results)
         for name in self._whole:
             if name in results:
                 pieces[name] = [as_tensor(results[name])] * len(batch)  # type: ignore[arg-type]
             elif requested is None or name in requested:
                 raise BackendError(f"model '{self.schema.name}': the backend returned no output '{name}'")
         answers: list[Answer] = []
-        begin = 0
         for number, ticket in enumerate(batch):
-            end = begin + ticket.rows
-            outputs = {
-                name: part_of_rows(in_rows[name], begin, end) if name in in_rows else pieces[name][number]
-                for name in ticket.request.outputs or self.schema.outputs
-                if name in in_rows or name in pieces
-            }
-            answers.append(self.respond(ticket.request, outputs))
-            begin = end
+            names = [name for name in ticket.request.outputs or self.schema.outputs if name in pieces]
+            outputs = {name: pieces[name][number] for name in names}
+            answers.append(
+                InferResponse(outputs, self.parameters, self.schema.name, self.schema.version, ticket.request.id)
+            )
         return answers
 
     def _scatter(

@@ -20,7 +20,7 @@ from headrace.backends.base import Instance, RequestInstance
 from headrace.errors import BackendError, Cancelled, HeadraceError, summary
 from headrace.executors.output_schema import OutputSchema
 from headrace.messages.device_tensor import DeviceTensor, StackedTensors, on_host
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import Parameter
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, concatenate
@@ -80,10 +80,6 @@ class Runner(ABC):
 
     def close(self) -> None:
         """Answer the open requests with `Unavailable`. Called before the instance is closed."""
-
-    def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
-        """Return a response of this model to ``request``."""
-        return InferResponse(outputs, self.parameters, self.schema.name, self.schema.version, request.id)
 
 
 def as_error(error: BaseException, schema: OutputSchema) -> HeadraceError:
