@@ -27,8 +27,8 @@ from headrace import (
 )
 from headrace_testing.driving import assert_installed, error_of, part_of
 from headrace_testing.example import write_model
-from headrace_testing.extension_models import Refusing, installed_plugin
-from headrace_testing.frontend_models import Doubling, WaitingInstance
+from headrace_testing.extension_models import Refusing
+from headrace_testing.frontend_models import Doubling, WaitingInstance, installed
 from headrace_testing.imports import internal_imports
 from headrace_testing.metrics import measured
 from headrace_testing.serving import blocked_s, on_loop, serve
@@ -232,7 +232,7 @@ class ExtensionChecks:
         Doubling.instance = WaitingInstance()
         Doubling.instance.may.set()
         options = {"exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options()}
-        with installed_plugin(), serve(repository, listen=True, **options) as server:
+        with installed("headrace_testing.extension_models"), serve(repository, listen=True, **options) as server:
             assert_installed("extension", self.extension, self.plugin, server.plugins.extensions.names())
             on_loop(server, server.load("doubles"))
             enabled = [extension for extension in server.engine.extensions if extension.name == self.extension]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 from headrace import AnyOperation, Backend, Caller, HeadraceError, Interceptor, hookimpl
-from headrace_testing.frontend_models import Doubling, WaitingDoubling, installed
+from headrace_testing.frontend_models import Doubling, WaitingDoubling
 
 
 class Refusing(Interceptor):
@@ -29,10 +27,3 @@ def register_backends() -> list[type[Backend]]:
 @hookimpl
 def register_interceptors() -> list[type[Interceptor]]:
     return [Refusing]
-
-
-@contextmanager
-def installed_plugin() -> Iterator[None]:
-    """Make this module a plugin of an installed distribution: servers created in this context find it."""
-    with installed(__name__):
-        yield

@@ -24,7 +24,7 @@ from headrace_testing.frontend_models import (
     WaitingDoubling,
     WaitingInstance,
     Watching,
-    installed_plugin,
+    installed,
 )
 from headrace_testing.imports import internal_imports
 from headrace_testing.serving import blocked_s, on_loop
@@ -154,7 +154,11 @@ class FrontendChecks:
         port = free_port()
         protocols = {f"allow_{name}": name == self.frontend for name in ("http", "grpc", "metrics")}
         options = {**protocols, "exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options(port)}
-        with installed_plugin(), Server(repository, **options) as server, _listeners(server.loop):
+        with (
+            installed("headrace_testing.frontend_models"),
+            Server(repository, **options) as server,
+            _listeners(server.loop),
+        ):
             for name in ("doubles", "waits"):
                 on_loop(server, server.load(name))
             frontend = self.frontend_class(server.engine)

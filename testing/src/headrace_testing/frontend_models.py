@@ -75,13 +75,6 @@ def register_interceptors() -> list[type[Interceptor]]:
 
 
 @contextmanager
-def installed_plugin() -> Iterator[None]:
-    """Make this module a plugin of an installed distribution: servers created in this context find it."""
-    with installed(__name__):
-        yield
-
-
-@contextmanager
 def installed(module: str) -> Iterator[None]:
     """Make ``module`` a plugin of an installed distribution: servers created in this context find it."""
     with TemporaryDirectory(prefix="headrace-") as folder:
