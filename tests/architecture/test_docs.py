@@ -74,7 +74,7 @@ CALLED_BY_CORE = {"kind", "check", "clashes_with", "handler", "rpc"}
 #: What the registry calls of a frontend.
 CALLED_BY_CORE_OF_FRONTENDS = {"check"}
 #: What only the server calls of a served model.
-CALLED_BY_SERVER = set("can_replace_instances replace_instances keep let_go drain close abandon join".split())  # noqa: SIM905
+CALLED_BY_SERVER = set("can_replace_instances replace_instances keep release drain close abandon join".split())  # noqa: SIM905
 #: What a host calls of a socket.
 CALLED_BY_HOSTS = {"is_accepted", "ending", "begin", "end", "end_by_stop", "read", "finish"}
 

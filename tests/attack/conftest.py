@@ -37,7 +37,7 @@ FEW_PROBES, PROBES = 10, 200
 #: Resident memory afterwards, over that before: a fifth, and what an allocator keeps of a small server anyhow.
 KEPT, KEPT_BYTES = 1.2, 4 << 20
 #: How long the server has to give memory back.
-GIVE_BACK_S = 10.0
+RELEASE_S = 10.0
 #: Hosts whose libraries do not share out the time of the event loop, and crowds, which docs/hosts.md tells of: they
 #: are held to two seconds, and what a crowd leaves of memory is only shown.
 _OTHERS, _CROWD = re.compile(r"[\[-]others\b|_over_grpcio$"), re.compile(r"-together\]$")
@@ -230,7 +230,7 @@ def under_attack(
                 bystander.kill()
         stolen_ms = _stolen_ms() - stolen_ms
         limit = int(before * KEPT) + kept_bytes
-        patience_s = 0.0 if asked_ms is None else 1.0 if is_crowd else GIVE_BACK_S
+        patience_s = 0.0 if asked_ms is None else 1.0 if is_crowd else RELEASE_S
         with contextlib.suppress(AssertionError):  # worded below, with the figures
             wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", patience_s)
         latencies_ms = sorted(latency / 1e6 for latency in seen["latencies_ns"])

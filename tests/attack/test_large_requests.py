@@ -12,7 +12,7 @@ import psutil
 import pytest
 import tritonclient.http
 
-from tests.attack.conftest import GIVE_BACK_S, KEPT, KEPT_BYTES, PATIENCE_MS
+from tests.attack.conftest import KEPT, KEPT_BYTES, PATIENCE_MS, RELEASE_S
 
 if TYPE_CHECKING:
     from tests.conftest import Headrace
@@ -74,7 +74,7 @@ def test_large_requests_to_a_process_leave_nothing(
             ask(200 << 20)
             ask(300 << 20)
 
-    def is_given_back() -> bool:
+    def is_released() -> bool:
         return all(rss <= before[pid] * KEPT + 4 * KEPT_BYTES for pid, rss in resident(server).items())
 
-    wait_until(is_given_back, f"of {before} nothing is kept, as in {resident(server)}", 2 * GIVE_BACK_S)
+    wait_until(is_released, f"of {before} nothing is kept, as in {resident(server)}", 2 * RELEASE_S)

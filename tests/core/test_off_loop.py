@@ -169,9 +169,9 @@ async def test_memory_of_the_last_large_work_is_returned_after_a_quiet_time(monk
     monkeypatch.setattr(off_loop, "release_memory", trimmed.release)
     work = OffLoopWork()
     for _ in range(3):  # each puts it off
-        work.give_back_later()
+        work.release_memory_later()
     for _ in range(off_loop.THREADS):
         assert await asyncio.to_thread(trimmed.acquire, timeout=30)
     assert not trimmed.acquire(blocking=False)
-    work.give_back_later()
+    work.release_memory_later()
     work.close()

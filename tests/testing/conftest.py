@@ -34,7 +34,7 @@ class Parameters:
 class Toy(Backend):
     name = "toy"
     Parameters = Parameters
-    rungs = (Instance,)
+    instance_classes = (Instance,)
 
     def load(self, model: Model) -> Scaler:
         path = model.file("scale.txt")

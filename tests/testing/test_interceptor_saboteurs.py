@@ -145,7 +145,7 @@ class Answers(Doorman):
 class Liar(Doorman):
     """Declares inference open to everybody."""
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return ""
 
 
@@ -299,7 +299,7 @@ class Late(Open):
         (Silent, "every_operation_has_a_verdict"),
         (Answers, "every_operation_has_a_verdict"),
         (AssumesPrincipal, "every_operation_has_a_verdict"),
-        (Liar, "who_may_agrees_with_the_refusals"),
+        (Liar, "allowed_callers_agrees_with_the_refusals"),
         (Open, "it_refuses_the_declared_operations"),
         (Sleeper, "it_does_not_block_the_event_loop"),
         (AssumesExecution, "its_recorder_accepts_every_record_at_once"),

@@ -87,7 +87,9 @@ def test_a_sound_backend_that_answers_from_its_own_thread_passes(
     after = rest[rest.index("@hookimpl") :]
     imports = "import queue\nfrom headrace import DeferredInstance\n"
     before = before.replace("import os, threading\n", f"import os, threading\n{imports}")
-    install(before.replace("rungs = (Instance,)", "rungs = (DeferredInstance,)") + DEFERRED + after)
+    install(
+        before.replace("instance_classes = (Instance,)", "instance_classes = (DeferredInstance,)") + DEFERRED + after
+    )
     run_authors_test(tmp_path)
 
 

@@ -54,9 +54,10 @@ SABOTEURS = {
         "test_importing_the_plugin_imports_no_engine",
         "import os, threading", "import nonesuch", "No module named 'nonesuch'",
     ),
-    "has another rung than it declares": Saboteur(
-        "test_instances_are_of_the_declared_rungs",
-        "    rungs = (Instance,)", "    rungs = (RequestInstance,)", "a Scaler, which is none of RequestInstance",
+    "has another instance class than it declares": Saboteur(
+        "test_instances_are_of_the_declared_classes",
+        "    instance_classes = (Instance,)", "    instance_classes = (RequestInstance,)",
+        "a Scaler, which is none of RequestInstance",
     ),
     "raises the engine's own error": Saboteur(
         "test_a_damaged_model_file_is_a_load_error_naming_the_file",

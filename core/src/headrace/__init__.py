@@ -148,7 +148,7 @@ if TYPE_CHECKING:
     from headrace_hosts.file_changes import FileChanges
     from headrace_hosts.tls_files import TlsFiles
     from headrace_http.asgi import create_app
-    from headrace_http.caller_limits import Pace
+    from headrace_http.caller_limits import StallTimer
     from headrace_http.file_routes import FileRoute
     from headrace_http.forwarding import Forwarded, ForwardingPort
     from headrace_http.http_host import HttpHost, HttpPort
@@ -258,7 +258,7 @@ _HOMES = {
     "headrace_grpc.plugin_methods": ("GrpcMethod", "RpcWrapper"),
     "headrace_grpc.rpc": ("Rpc",),
     "headrace_http.asgi": ("create_app",),
-    "headrace_http.caller_limits": ("Pace",),
+    "headrace_http.caller_limits": ("StallTimer",),
     "headrace_http.file_routes": ("FileRoute",),
     "headrace_http.forwarding": ("Forwarded", "ForwardingPort"),
     "headrace_http.http_host": ("HttpHost", "HttpPort"),
@@ -419,7 +419,6 @@ __all__ = [
     "OtherModel",
     "Outcome",
     "OutputSchema",
-    "Pace",
     "Padding",
     "Parameter",
     "PermissionDenied",
@@ -452,6 +451,7 @@ __all__ = [
     "SharedMapping",
     "Spec",
     "StackedTensors",
+    "StallTimer",
     "Storage",
     "StreamInstance",
     "StrictRequests",

@@ -117,12 +117,12 @@ class OffLoopWork:
                 del outcome, future
         return outcome
 
-    def give_back_later(self) -> None:
+    def release_memory_later(self) -> None:
         """Return memory to the system after a quiet time: something large was freed outside of these threads."""
         if self._release_timer is not None:
             self._release_timer.cancel()
         if not self._count:
-            self._release_timer = asyncio.get_running_loop().call_later(QUIET_S, self.give_back)
+            self._release_timer = asyncio.get_running_loop().call_later(QUIET_S, self.release_memory)
 
     def close(self) -> None:
         """Start no more work. Results of running work are dropped."""
@@ -138,20 +138,20 @@ class OffLoopWork:
         if done is not None:
             done(outcome)
         del outcome, done  # the traceback of an error keeps the frames of its callers, including this one
-        self.give_back_later()
+        self.release_memory_later()
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         """Return free memory to the system, by each of the threads."""
         together = threading.Barrier(THREADS)
 
-        def give_back() -> None:
+        def release() -> None:
             with contextlib.suppress(threading.BrokenBarrierError):
                 together.wait(QUIET_S)  # so that each thread runs one
             release_memory()
 
         with contextlib.suppress(RuntimeError):  # closed while the last work ran
             for _ in range(THREADS):
-                self._pool.submit(give_back)
+                self._pool.submit(release)
 
 
 def _count_nothing(size_bytes: int) -> None:

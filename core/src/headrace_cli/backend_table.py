@@ -32,21 +32,21 @@ def backend_table(backends: Iterable[type[Backend]]) -> str:
     """Return a table with a row for each of ``backends``, sorted by name.
 
     ``Shares`` is "yes" if its instances share an object; ``Streams`` is "yes" if a request may get any number of
-    responses. Both are "-" if the backend does not declare its kinds of instances (``Backend.rungs``).
+    responses. Both are "-" if the backend does not declare its kinds of instances (``Backend.instance_classes``).
     """
     rows = [_row(backend) for backend in sorted(backends, key=lambda each: each.name)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (_HEAD, ["---"] * len(_HEAD), *rows))
 
 
 def _row(backend: type[Backend]) -> Sequence[str]:
-    rungs = backend.rungs
-    batches = ", ".join(dict.fromkeys(_BATCHES[rung] for rung in rungs))
+    instance_classes = backend.instance_classes
+    batches = ", ".join(dict.fromkeys(_BATCHES[each] for each in instance_classes))
     return (
         f"`{backend.name}`",
         ", ".join(kind.upper() if kind != "model" else "chosen by the model" for kind in backend.devices),
         _data_types(backend.dtypes),
         batches or "-",
-        _yes(any(rung in _STREAMING for rung in rungs)) if rungs else "-",
+        _yes(any(each in _STREAMING for each in instance_classes)) if instance_classes else "-",
         _yes(_shares(backend)),
         _yes(backend.complete_config is not Backend.complete_config),
         backend.hardware or "-",

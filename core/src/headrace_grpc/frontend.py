@@ -88,7 +88,7 @@ class Calls(CallState, Service["CallHead | Refusal"]):
         return None if isinstance(meaning, Refusal) else extended(meaning, fields)
 
     def trim_memory(self) -> None:
-        self.large.give_back_later()
+        self.large.release_memory_later()
 
     def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal) or meaning.rpc.direct is None:

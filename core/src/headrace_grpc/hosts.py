@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _paced_log = rate_limited_logger(f"{__name__}.calls")
 
 #: Messages of this size on, of which a library and we have a copy each, leave enough memory to give back.
-_GIVE_BACK_BYTES = 1 << 20
+_RELEASE_BYTES = 1 << 20
 
 
 class GrpcHost(Frontend):
@@ -104,8 +104,8 @@ class GrpcHost(Frontend):
         large, budget = self.engine.off_loop_work, budget_of(self.engine)
 
         async def read(body: bytes) -> Any:
-            if len(body) >= _GIVE_BACK_BYTES:
-                large.give_back_later()
+            if len(body) >= _RELEASE_BYTES:
+                large.release_memory_later()
             counted = body if len(body) <= COUNTED_BYTES else budget.count_body(body)
             del body
             try:

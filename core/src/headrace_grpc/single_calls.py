@@ -121,7 +121,7 @@ class SingleCall(GrpcCall):
 
     def may_wait(self, size_bytes: int) -> bool:
         if self.is_counted:
-            self.connection.memory.let_go(self)  # the answer counts instead
+            self.connection.memory.release(self)  # the answer counts instead
         try:
             self._require_room(size_bytes)
         except Status as status:

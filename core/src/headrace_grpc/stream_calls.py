@@ -75,7 +75,7 @@ class StreamCall(GrpcCall):
                     await turns.task_turn()
                 flag, body = assembler.take()
                 if self.is_counted:
-                    self.connection.memory.let_go(self, assembler.kept_bytes)
+                    self.connection.memory.release(self, assembler.kept_bytes)
                 turns.left_ns -= _MESSAGE_NS + len(body)
                 self._invite(assembler)
                 try:

@@ -44,7 +44,7 @@ _LEAST_BYTES = 32 << 20
 #: A refused caller may try again after this time.
 RETRY_S = 1.0
 #: Memory is returned to the system this time after a refusal.
-GIVE_BACK_S = 0.5
+RELEASE_S = 0.5
 #: A log line says at most once in this time that the budget is used up.
 _SAY_S = 60.0
 _GIB = 1 << 30
@@ -73,8 +73,8 @@ class HeldMemory(HeldBytes):
         self._freed: deque[int] = deque()
         self._said_at = -_SAY_S
         #: Returns free memory to the system.
-        self.give_back: Callable[[], None] = _nothing
-        self._giving_back: asyncio.TimerHandle | None = None
+        self.release_memory: Callable[[], None] = _nothing
+        self._release_timer: asyncio.TimerHandle | None = None
         self.recount()
 
     def recount(self) -> None:
@@ -150,8 +150,8 @@ class HeldMemory(HeldBytes):
         audit_log.info("%s", text)
 
     def hit(self) -> None:
-        if self._giving_back is None:
-            self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
+        if self._release_timer is None:
+            self._release_timer = asyncio.get_running_loop().call_later(RELEASE_S, self._release_memory)
         now = monotonic()
         if now - self._said_at > _SAY_S:
             self._said_at = now
@@ -162,10 +162,10 @@ class HeldMemory(HeldBytes):
                 self._wait_s,
             )
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         """Return what refusals have freed: the allocator would keep it, beside what others then allocate."""
-        self._giving_back = None
-        self.give_back()
+        self._release_timer = None
+        self.release_memory()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the budget."""
@@ -226,7 +226,7 @@ def budget_of(engine: Engine) -> HeldMemory:
             return chain(collect(), filter(lambda family: shows(family.name), tuple(budget.collect())))
 
         engine.collect = with_budget
-        engine.off_loop_work.count, budget.give_back = budget.count_packed, engine.off_loop_work.give_back
+        engine.off_loop_work.count, budget.release_memory = budget.count_packed, engine.off_loop_work.release_memory
     return budget
 
 

@@ -52,7 +52,7 @@ class HttpLimits:
     header_timeout_s: int = 60
     #: Between two requests.
     keepalive_timeout_s: int = 620
-    #: The minimum rate of a body and of an answer, in bytes per second (`Pace`).
+    #: The minimum rate of a body and of an answer, in bytes per second (`StallTimer`).
     min_data_rate: int = 1024
     #: After this time below the rate, the connection is closed.
     stall_timeout_s: int = 30
@@ -61,9 +61,9 @@ class HttpLimits:
     #: Returns the limit of the route at a path, `HttpRoute.max_body_bytes`; None if it has none of its own.
     of_route: Callable[[str], int | None] = lambda path: None
 
-    def pace(self) -> Pace:
+    def stall_timer(self) -> StallTimer:
         """Return what judges how fast one caller sends or takes."""
-        return Pace(self.min_data_rate, self.stall_timeout_s)
+        return StallTimer(self.min_data_rate, self.stall_timeout_s)
 
     def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
         """Return the limit of this request's body, in bytes."""
@@ -146,7 +146,7 @@ class Socket(Protocol):
     def getsockopt(self, level: int, name: int, /) -> int: ...
 
 
-class Pace:
+class StallTimer:
     """Checks once per second how fast a caller sends or reads.
 
     The caller may be below ``rate``, in bytes per second, for ``timeout_s``. Time at a higher rate is credited, up to

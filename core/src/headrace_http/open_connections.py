@@ -112,11 +112,11 @@ class OpenConnections:
     def give_up(self, connection: OpenConnection) -> None:
         """Abort ``connection``, whose caller does not read its answers, and return their memory to the system."""
         connection.abort()
-        self.give_back()
+        self.release_memory()
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         """Return memory to the system soon, after a large object was dropped."""
-        self._large.give_back_later()
+        self._large.release_memory_later()
 
     def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_CHECK_S) -> None:
         """Abort ``connection`` soon after its caller, which has closed its sending side, has disconnected.

@@ -81,7 +81,7 @@ class HttpProtocol(AnsweringProtocol):
         self._has_spoken = False
         self._phase = ConnectionPhase.HEAD
         self._seconds = 0  # in this phase; 0 starts it anew
-        self._pace = connections.limits.pace()
+        self._stall_timer = connections.limits.stall_timer()
 
     # ------------------------------------------------------------------ the transport calls
 
@@ -206,10 +206,10 @@ class HttpProtocol(AnsweringProtocol):
         phase, moved = self._observe()
         if phase is not self._phase or not self._seconds:
             self._phase, self._seconds = phase, 1
-            self._pace.begin(moved)
+            self._stall_timer.begin(moved)
             return
         self._seconds += 1
-        limits, is_too_slow = self._limits, self._pace.is_too_slow(moved)
+        limits, is_too_slow = self._limits, self._stall_timer.is_too_slow(moved)
         if phase is ConnectionPhase.IDLE:
             if 0 < limits.keepalive_timeout_s < self._seconds:
                 self._transport.close()
@@ -220,7 +220,7 @@ class HttpProtocol(AnsweringProtocol):
             if is_too_slow or self._is_stopping:
                 self._give_up()
         elif phase is ConnectionPhase.TAKING:
-            if self._stream is not None and self._pace.moved_bytes:
+            if self._stream is not None and self._stall_timer.moved_bytes:
                 self._seconds = 1  # the answer is still being made, and its caller reads
             if is_too_slow or self._seconds > self._connections.taking_s:
                 self._connections.give_up(self)
@@ -310,7 +310,7 @@ class HttpProtocol(AnsweringProtocol):
     def _read_no_more(self) -> None:
         self._is_deaf = True
         if self._request_bytes:
-            self._connections.give_back()
+            self._connections.release_memory()
         if self._waits:
             self._waits = False
             self._budget.leave(self)
@@ -347,7 +347,7 @@ class HttpProtocol(AnsweringProtocol):
 
     @property
     def is_slow(self) -> bool:
-        return self._seconds > 1 and self._pace.moved_bytes * SLOW_S < self._held_bytes
+        return self._seconds > 1 and self._stall_timer.moved_bytes * SLOW_S < self._held_bytes
 
     def shed(self) -> None:
         if self._is_writable:

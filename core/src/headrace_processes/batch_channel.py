@@ -92,7 +92,7 @@ class WarmUp:
     async def run(self, batches: BatchChannel, sample: WarmupSample, instance: str) -> None:
         """Execute ``sample`` on ``instance``. Raises `InternalError` with the sample's name if any request fails."""
         for number in range(sample.count):
-            sample.tell(instance, number + 1)
+            sample.log_iteration(instance, number + 1)
             self.require_alive()
             self._waiting = set(sample.tickets)
             self._done.clear()

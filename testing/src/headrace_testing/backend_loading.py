@@ -45,14 +45,15 @@ class Loading(Subject):
         with serve(tmp_path_factory.mktemp("repository")) as server:
             assert_installed("backend", self.backend, self.plugin, server.plugins.backends.names())
 
-    def test_instances_are_of_the_declared_rungs(self, example: Example) -> None:
-        rungs = self.backend_class.rungs
-        if not rungs:
-            self.not_claimed("the backend declares no rungs")
+    def test_instances_are_of_the_declared_classes(self, example: Example) -> None:
+        instance_classes = self.backend_class.instance_classes
+        if not instance_classes:
+            self.not_claimed("the backend declares no instance_classes")
         with self.driver(example).loaded() as driven:
             found = type(driven.instance)
-        assert issubclass(found, rungs), (
-            f"an instance is a {found.__name__}, which is none of {', '.join(each.__name__ for each in rungs)} (rungs)"
+        assert issubclass(found, instance_classes), (
+            f"an instance is a {found.__name__}, which is none of "
+            f"{', '.join(each.__name__ for each in instance_classes)} (instance_classes)"
         )
 
     def test_a_damaged_model_file_is_a_load_error_naming_the_file(

@@ -162,20 +162,20 @@ class InterceptorChecks:
 
         asyncio.run(check())
 
-    def test_who_may_agrees_with_the_refusals(self) -> None:
-        """An operation that ``who_may`` declares open is not refused to a caller without headers."""
+    def test_allowed_callers_agrees_with_the_refusals(self) -> None:
+        """An operation that ``allowed_callers`` declares open is not refused to a caller without headers."""
 
         async def check() -> None:
             for transport, operation in product(("http", "grpc", "metrics"), _OPERATIONS):
                 interceptor, caller = self.make(), Caller(transport, "192.0.2.1")
-                who = interceptor.who_may(operation, transport)
-                assert who is None or isinstance(who, str), f"who_may returns {who!r}, which is no text"
+                who = interceptor.allowed_callers(operation, transport)
+                assert who is None or isinstance(who, str), f"allowed_callers returns {who!r}, which is no text"
                 refusal = await self._refusal(interceptor, caller, operation)
                 caller.end(refusal)
                 needs_credentials = isinstance(refusal, Unauthenticated | PermissionDenied)
                 assert not needs_credentials or who != "", (
-                    f"who_may declares '{operation}' open over {transport}, but a caller without headers is refused: "
-                    f"{refusal}"
+                    f"allowed_callers declares '{operation}' open over {transport}, but a caller without "
+                    f"headers is refused: {refusal}"
                 )
 
         asyncio.run(check())

@@ -139,7 +139,7 @@ def test_the_review_agrees_with_the_rights_of_each_caller(
     review = SecurityReview.of_command_line(words)
     ports = {port.transport: port for port in review.ports}
     report = {
-        transport: {str(each): review.who_may(each, port) for each in port.operations}
+        transport: {str(each): review.allowed_callers(each, port) for each in port.operations}
         for transport, port in ports.items()
     }
     assert report["http"].keys() == ASKED.keys()

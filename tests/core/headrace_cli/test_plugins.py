@@ -58,7 +58,7 @@ class Timid(Backend):
     name = "timid"
     devices = ("gpu",)
     dtypes = (dtypes.FP32, dtypes.BYTES)
-    rungs = (Instance, StreamInstance)
+    instance_classes = (Instance, StreamInstance)
     hardware = "it has never run on a GPU"
     def load(self, model):
         raise NotImplementedError

@@ -244,8 +244,8 @@ class Peer:
         self.takes_turns = True
         large = OffLoopWork()
         #: How often memory of large answers was to be returned to the system.
-        self.given_back = 0
-        large.give_back_later = self._give_back  # type: ignore[method-assign]
+        self.released = 0
+        large.release_memory_later = self._release_memory  # type: ignore[method-assign]
         self.connections = NativeConnections(self.dispatch, limits, large)
         self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
         #: The scheduled calls, with their delay in seconds.
@@ -259,8 +259,8 @@ class Peer:
         self.wire = Wire()
         self.protocol.connection_made(self.wire)
 
-    def _give_back(self) -> None:
-        self.given_back += 1
+    def _release_memory(self) -> None:
+        self.released += 1
 
     def dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         number = len(self.requests)

@@ -471,10 +471,10 @@ def test_answer_that_is_not_read_ends_the_connection(connect: Connect) -> None:
     for second in range(32):
         assert not peer.wire.is_closed
         peer.wire.unsent -= second  # bytes, and not kilobytes
-        assert not peer.given_back
+        assert not peer.released
         peer.protocol.sweep()
     assert peer.wire.is_closed
-    assert peer.given_back == 1
+    assert peer.released == 1
 
 
 def test_answer_that_is_read_slowly_is_waited_for(connect: Connect) -> None:

@@ -65,7 +65,7 @@ class Shelf(Storage):
     def fetch(self, model: str, files: Collection[str], new_directory: Callable[[], Path]) -> Path:
         return type(self).act(files, new_directory)
 
-    def give_back(self, model: str, directory: Path) -> None:
+    def release(self, model: str, directory: Path) -> None:
         self.given_back.append(directory)
         raise RuntimeError("this error is logged only")
 
@@ -133,8 +133,8 @@ def test_a_new_directory_is_private_and_removed_by_its_last_user(
         assert directory.hide(f"in {directory.path}/a") == "in m/a"
         other = directory.share()
     assert (other.path / "a").read_text() == "a"
-    other.give_back()
-    other.give_back()
+    other.release()
+    other.release()
     assert left(tmp_path) == []
 
 

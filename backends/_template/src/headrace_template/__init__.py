@@ -17,7 +17,7 @@ class Template(Backend):
     name = "template"
     Parameters = Parameters
     dtypes = (dtypes.FP32,)
-    rungs = (Instance,)
+    instance_classes = (Instance,)
 
     def load(self, model: Model) -> Matrix:
         import numpy as np  # import your engine here: only servers that hold such a model pay for it

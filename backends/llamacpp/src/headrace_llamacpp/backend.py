@@ -14,7 +14,7 @@ class LlamaCpp(Backend):
     devices = ("gpu", "cpu")
     dtypes = (dtypes.BYTES, dtypes.BOOL, dtypes.INT32, dtypes.UINT32, dtypes.FP32)
     hardware = "it has run on CPUs only"
-    rungs = (DeferredInstance, RequestInstance)
+    instance_classes = (DeferredInstance, RequestInstance)
     engine_fields = ()
 
     def complete_config(self, model: Model) -> None:

@@ -18,7 +18,7 @@ class OnnxRuntime(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     hardware = "it has run on an NVIDIA H100 and an H200 (onnxruntime-gpu 1.31, CUDA 13.0)"
-    rungs = (Instance,)
+    instance_classes = (Instance,)
     engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
     default_cpu_instances = 2
     outputs_as_given = True  # the config was compared with the graph; a deviation at run time is the graph's own

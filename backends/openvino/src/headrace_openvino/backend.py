@@ -18,7 +18,7 @@ class OpenVino(Backend):
     Parameters = Parameters
     devices = ("cpu",)  # TARGET_DEVICE selects OpenVINO's device
     dtypes = tuple(dtype for dtype in dtypes.ALL if dtype is not dtypes.BYTES)
-    rungs = (Instance,)
+    instance_classes = (Instance,)
     engine_fields = ()
     hardware = "it has run on CPUs only, whatever TARGET_DEVICE may name"
     outputs_as_given = True  # the config was compared with the graph; a deviation at run time is the graph's own

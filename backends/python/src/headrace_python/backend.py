@@ -40,7 +40,7 @@ class PythonBackend(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     hardware = "its models have used PyTorch on an NVIDIA H200, and passed tensors between processes on an H100"
-    rungs = (DeferredInstance,)
+    instance_classes = (DeferredInstance,)
     outputs_as_given = True
     #: In the server's process, ``breakpoint()`` has the terminal.
     dev_options: ClassVar[Mapping[str, str]] = {"isolation": "thread"}

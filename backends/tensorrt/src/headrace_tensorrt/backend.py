@@ -50,7 +50,7 @@ class TensorRT(Backend):
     devices = ("gpu",)
     dtypes = tuple(ELEMENT_TYPES.values())
     outputs_as_given = True  # the config was compared with the plan
-    rungs = (Instance,)
+    instance_classes = (Instance,)
     engine_fields = ("cc_model_filenames", "optimization.cuda")
     hardware = "its calls to TensorRT and CUDA have never run on a GPU, only beside a recorded fake"
 

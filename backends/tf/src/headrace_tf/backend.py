@@ -21,7 +21,7 @@ class TensorFlow(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     default_cpu_instances = DEFAULT_CPU_INSTANCES
-    rungs = (Instance,)
+    instance_classes = (Instance,)
     engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
     hardware = "it has never run on a GPU"
     outputs_as_given = True  # the config was compared with the graph; a deviation at run time is the graph's own

@@ -20,7 +20,7 @@ class PyTorch(Backend):
     name = "pytorch"
     Parameters = Parameters
     devices = ("gpu", "cpu")
-    rungs = (Instance,)
+    instance_classes = (Instance,)
     engine_fields = ("optimization.cuda",)
     has_runtimes = True
     hardware = "it has run on an NVIDIA H200 and an H100 (PyTorch 2.11, CUDA 13.0)"

@@ -30,7 +30,7 @@ class Transformers(Backend):
     devices = ("gpu", "cpu")
     dtypes = (dtypes.BYTES, dtypes.BOOL, dtypes.INT32, dtypes.UINT32, dtypes.FP32)
     hardware = "it has run on an NVIDIA H100 (transformers 5.24, PyTorch 2.11, CUDA 13.0)"
-    rungs = (Instance, RequestInstance, DeferredInstance)
+    instance_classes = (Instance, RequestInstance, DeferredInstance)
     engine_fields = ()
 
     def complete_config(self, model: Model) -> None:

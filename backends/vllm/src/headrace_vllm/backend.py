@@ -19,7 +19,7 @@ class VLLM(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     hardware = "it has never run on a GPU; its tests use vLLM's build for CPUs"
-    rungs = (DeferredInstance,)
+    instance_classes = (DeferredInstance,)
     engine_fields = ()
 
     def complete_config(self, model: Model) -> None:

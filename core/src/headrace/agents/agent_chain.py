@@ -98,7 +98,7 @@ class AgentChain:
     def _remove(self, original: LocalDirectory) -> None:
         for path in self._made:
             remove(path)
-        original.give_back()
+        original.release()
 
     def _notify(self, agents: Sequence[RepositoryAgent], event: str) -> None:
         for agent in agents:

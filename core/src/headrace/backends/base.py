@@ -203,7 +203,7 @@ class Backend(ABC):
     #: config that sets another one. None: unknown, no warnings.
     engine_fields: ClassVar[tuple[str, ...] | None] = None
     #: The base classes of its instances, for the table of capabilities. Empty: unknown.
-    rungs: ClassVar[tuple[type[BaseInstance], ...]] = ()
+    instance_classes: ClassVar[tuple[type[BaseInstance], ...]] = ()
     #: The accelerators on which it has run, or that it has run on none, as a sentence such as
     #: ``it has run on an NVIDIA H200``. ``headrace plugins`` shows it. Empty for a backend of CPUs.
     hardware: ClassVar[str] = ""

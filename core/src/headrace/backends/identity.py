@@ -35,7 +35,7 @@ class Parameters:
 class Identity(Backend):
     name: ClassVar[str] = "identity"
     Parameters: ClassVar[type] = Parameters
-    rungs = (Instance,)
+    instance_classes = (Instance,)
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)

@@ -80,7 +80,7 @@ class WarmupSample:
     count: int
     tickets: tuple[Ticket, ...]
 
-    def tell(self, instance: str, iteration: int) -> None:
+    def log_iteration(self, instance: str, iteration: int) -> None:
         """Log that ``instance`` is about to execute this; ``iteration`` counts from 1."""
         model = self.tickets[0].request.model_name
         text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
@@ -89,7 +89,7 @@ class WarmupSample:
     def run(self, runner: Runner, instance: str = "") -> None:
         """Execute on ``instance``. Raises `InternalError` with the sample's name if any request fails."""
         for number in range(self.count):
-            self.tell(instance, number + 1)
+            self.log_iteration(instance, number + 1)
             for answer in complete(runner, self.tickets):
                 if isinstance(answer, HeadraceError) and not isinstance(answer, Rescheduled):
                     raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")

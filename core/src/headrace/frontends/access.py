@@ -55,7 +55,7 @@ class RestrictedApis(Interceptor):
             raise PermissionDenied(f"This API is {text}")
         raise CallerError(f"This protocol is {text}", Code.UNAVAILABLE)  # as Triton
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         rule = self._rules.get(transport, _NO_RULES).get(operation.category)
         return "" if rule is None else f"callers with the header '{rule.header}'"
 

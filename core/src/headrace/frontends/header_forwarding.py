@@ -31,7 +31,7 @@ class ForwardedHeaders(Interceptor):
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
         """Allow every operation."""
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return ""
 
     def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> InferRequest | None:

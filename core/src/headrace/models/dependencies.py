@@ -121,7 +121,7 @@ class Dependencies:
             yield needed
         except BaseException:
             for model in needed.values():
-                model.let_go()
+                model.release()
             raise
 
     def _find(self, plan: LoadPlan) -> Needed:

@@ -125,7 +125,7 @@ class Interceptor(ABC):
     def refused(self, caller: Caller, error: HeadraceError) -> None:
         """Note that an interceptor refused an operation by ``error``. Called even if `samples` has left it out."""
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str | None:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str | None:
         """Return who may do ``operation`` over ``transport``, such as ``"callers with a key"``, for ``headrace check
         --security``. An empty string is everybody. None: this interceptor does not decide it."""
         return None

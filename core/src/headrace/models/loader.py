@@ -171,7 +171,7 @@ class Loader:
             with placed(directory, self._options, is_sent=plan.opened.entry.is_sent):
                 return self._load(plan, version, directory, needed)
         except BaseException:
-            directory.give_back()
+            directory.release()
             raise
 
     def _load(
@@ -195,7 +195,7 @@ class Loader:
         complete_with(model.config, scheduler, others)
         _log_completed(model.config)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
-        served = self._assemble(backend, model, services, needed, others, directory.give_back)
+        served = self._assemble(backend, model, services, needed, others, directory.release)
         served.statistics.load_ns = monotonic_ns() - started
         self._plugins.notify("model_loaded", model=served)
         return served
@@ -255,13 +255,13 @@ class Loader:
         services: SiblingServices,
         needed: Mapping[Dependency, ServedModel],
         others: Mapping[Dependency, OtherModel],
-        give_back: Callable[[], None],
+        release: Callable[[], None],
     ) -> ServedModel:
         config = model.config
         with backend_errors(backend, model.name, log):
             choice = choose_executor(backend, model, self._plugins.executors)
         with ExitStack() as undo:
-            undo.callback(give_back)
+            undo.callback(release)
             if choice.kind.runs_in_server:  # the process of an instance shares nothing with others
                 model = replace(model, shared=share(backend, model, undo, log))
             signature = Signature(model.name, config)

@@ -50,7 +50,7 @@ class OpenedModel:
         """End the load. Blocks if `blocks`."""
         if self.agents is not None:
             self.agents.ended(is_loaded=is_loaded)
-        self.directory.give_back()
+        self.directory.release()
 
 
 def open_model(
@@ -69,7 +69,7 @@ def open_model(
             with directory:  # the agents get one of their own, with the whole model
                 return _open_with_agents(entry, files, config, options, AgentChain(entry.name, config, classes))
     except BaseException:
-        directory.give_back()
+        directory.release()
         raise
     return OpenedModel(entry, directory, files, config, is_whole=entry.is_temporary or entry.repositories[0].whole)
 
@@ -88,7 +88,7 @@ def _open_with_agents(
                     config = parse(directory.path, options)
     except BaseException:
         agents.ended(is_loaded=False)
-        directory.give_back()
+        directory.release()
         raise
     return OpenedModel(entry, directory, files, config, True, is_replaced, agents)
 

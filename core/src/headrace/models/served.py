@@ -231,13 +231,13 @@ class ServedModel:
         return left
 
     def keep(self) -> None:
-        """Keep this version serving for one more version that calls it, until `let_go`. Event loop only."""
+        """Keep this version serving for one more version that calls it, until `release`. Event loop only."""
         if not self._keeps_spans:
             self._keeps_spans = True
             self.instances.observe(SpanKeeper())
         self._users += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Note that one version no longer calls this one. Event loop only."""
         self._users -= 1
         if not self._users:
@@ -255,7 +255,7 @@ class ServedModel:
             await self.model_queue.drain()
         finally:
             for other in self.others:
-                other.let_go()
+                other.release()
             self.others = ()
 
     def close(self) -> None:

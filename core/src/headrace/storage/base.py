@@ -24,7 +24,7 @@ class Storage(ABC):
 
     #: The URL scheme, in lower case: ``s3`` for ``s3://bucket/models``. ``*``: each scheme that no storage has.
     name: ClassVar[str]
-    #: True if each directory that `fetch` returns has all files of the model, and `give_back` does nothing. Then core
+    #: True if each directory that `fetch` returns has all files of the model, and `release` does nothing. Then core
     #: calls `fetch` once per load, and not for each version, too.
     whole: ClassVar[bool] = False
 
@@ -52,14 +52,14 @@ class Storage(ABC):
 
         ``new_directory()`` returns a new, empty, private directory. Core removes it when the version is unloaded, when
         this method raises, or, after the server was killed, at the next start. A storage with its files on this machine
-        returns their own directory instead. Core only reads it, and calls `give_back`.
+        returns their own directory instead. Core only reads it, and calls `release`.
         """
 
     def size(self, model: str, files: Collection[str]) -> int:
         """Return the bytes of ``files`` of ``model``; 0 if that is not known without a fetch."""
         return 0
 
-    def give_back(self, model: str, directory: Path) -> None:
+    def release(self, model: str, directory: Path) -> None:
         """Called when ``directory`` is no longer used, if `fetch` did not get it from ``new_directory``."""
 
     def close(self) -> None:

@@ -9,27 +9,27 @@ from types import TracebackType
 
 
 class LocalDirectory:
-    """The directory ``path``, until `give_back`. The last user's call of it calls ``release``. Also a context manager.
+    """The directory ``path``, until `release`. The last user's call deletes what is private. Also a context manager.
 
-    ``name`` is the model's name, for a private directory. Any thread; giving back may block.
+    ``name`` is the model's name, for a private directory. Any thread; `release` may block.
     """
 
     def __init__(self, path: Path, release: Callable[[], None], *, name: str = "") -> None:
         self.path = path
         self._name = name
         self._uses = _Uses(release)
-        self._is_given_back = False
+        self._is_released = False
 
     def share(self) -> LocalDirectory:
-        """Return the same directory for another user, who must give it back, too."""
+        """Return the same directory for another user, who must release it, too."""
         other = LocalDirectory(self.path, self._uses.end, name=self._name)
         self._uses.begin()
         return other
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """End the use. A second call does nothing."""
-        if not self._is_given_back:
-            self._is_given_back = True
+        if not self._is_released:
+            self._is_released = True
             self._uses.end()
 
     def hide(self, text: str) -> str:
@@ -42,7 +42,7 @@ class LocalDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.give_back()
+        self.release()
 
 
 class _Uses:

@@ -33,8 +33,8 @@ class MappedStorage(Storage):
     def size(self, model: str, files: Collection[str]) -> int:
         return self._storage.size(self._own(model), files)
 
-    def give_back(self, model: str, directory: Path) -> None:
-        self._storage.give_back(self._own(model), directory)
+    def release(self, model: str, directory: Path) -> None:
+        self._storage.release(self._own(model), directory)
 
     def close(self) -> None:
         self._storage.close()

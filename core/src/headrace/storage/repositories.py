@@ -102,20 +102,20 @@ class Repository:
                 remove(each)
             raise
         own = None if is_new else path
-        return LocalDirectory(path, partial(self._give_back, model, own, made), name=model if is_new else "")
+        return LocalDirectory(path, partial(self._release, model, own, made), name=model if is_new else "")
 
     def size(self, model: str, files: Collection[str]) -> int:
         """Return the bytes of ``files`` of ``model``; 0 if that is not known."""
         with self._errors_of(f"read the size of model '{model}'"):
             return self._storage.size(model, files)
 
-    def _give_back(self, model: str, own: Path | None, made: Collection[Path]) -> None:
+    def _release(self, model: str, own: Path | None, made: Collection[Path]) -> None:
         """Remove the directories ``made``, and give the storage's ``own`` directory back to it."""
         for path in made:
             remove(path)
         if own is not None:
             try:
-                self._storage.give_back(model, own)
+                self._storage.release(model, own)
             except Exception:  # code of a plugin; the model is unloaded all the same
                 log.exception("%s failed to take back '%s'", self, own)
 

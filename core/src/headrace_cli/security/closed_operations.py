@@ -11,7 +11,7 @@ from headrace.messages.operation import AnyOperation
 from headrace.models.interceptors import Interceptor
 from headrace_cli.security.security_options import SecurityOptions
 
-#: The result of `headrace.Interceptor.who_may` for an operation that no caller may do.
+#: The result of `headrace.Interceptor.allowed_callers` for an operation that no caller may do.
 NOBODY = "nobody"
 
 
@@ -32,7 +32,7 @@ class ClosedOperations(Interceptor):
         if self._is_closed(operation) and caller.transport not in ("program", "model"):
             raise PermissionDenied(f"the operation '{operation}' is closed on this server")
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return NOBODY if self._is_closed(operation) else ""
 
     def _is_closed(self, operation: AnyOperation) -> bool:

@@ -165,7 +165,7 @@ class SecurityReview:
         """Return a line for each group of operations that the same callers may do."""
         groups: dict[tuple[str, bool, bool], list[AnyOperation]] = {}
         for operation in port.operations:
-            who, is_control = self.who_may(operation, port), _is_control(operation)
+            who, is_control = self.allowed_callers(operation, port), _is_control(operation)
             is_exposed = not port.is_local and is_open(operation, who)
             groups.setdefault((who, is_exposed, is_control), []).append(operation)
         exposures = []
@@ -175,7 +175,7 @@ class SecurityReview:
             exposures.append(Exposure(port.where, what, who, is_exposed, flags, remedy))
         return exposures
 
-    def who_may(self, operation: AnyOperation, port: ReviewedPort) -> str:
+    def allowed_callers(self, operation: AnyOperation, port: ReviewedPort) -> str:
         """Return who may do ``operation`` at ``port``: `ANYBODY`, `NOBODY`, or a description."""
         options = self._options
         if operation in _LOADS and options.model_control_mode in _WITHOUT_LOADS:
@@ -189,7 +189,7 @@ class SecurityReview:
         for interceptor in self._admission.interceptors if self._admission is not None and is_admitted else ():
             if interceptor.first or interceptor.last:
                 continue
-            who = interceptor.who_may(operation, port.transport)
+            who = interceptor.allowed_callers(operation, port.transport)
             if who == NOBODY:
                 return NOBODY
             if who is None:

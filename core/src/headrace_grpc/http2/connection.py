@@ -269,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         """Stop counting ``stream``: it is closed and no longer busy."""
         self.active -= 1
         if stream.is_counted:
-            self.memory.let_go(stream)
+            self.memory.release(stream)
         if self.memory.held_back:
             self.memory.let_begin()
         if self.is_leaving and not self.active:

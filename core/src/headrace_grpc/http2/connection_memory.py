@@ -273,7 +273,7 @@ class ConnectionMemory:
         credit = self._credits.get(stream)
         return stream in self.waiting or (credit is not None and credit.waits)
 
-    def let_go(self, stream: CountedStream, size_bytes: int = 0) -> None:
+    def release(self, stream: CountedStream, size_bytes: int = 0) -> None:
         """Release the large message of ``stream``: it was answered or read. ``size_bytes`` of other messages remain."""
         self.waiting.pop(stream, None)
         if (credit := self._credits.pop(stream, None)) is not None:

@@ -53,7 +53,7 @@ class Tracer(Interceptor):
     def enabled(self) -> bool:
         return self.start.may_trace
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return ""
 
     def close(self) -> None:

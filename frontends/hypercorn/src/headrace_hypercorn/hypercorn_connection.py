@@ -1,4 +1,4 @@
-"""A connection of hypercorn: what it reads is held to the grammar of `parse_head`, and its caller to a pace."""
+"""A connection of hypercorn: what it reads is held to the grammar of `parse_head`, and its caller to a minimum rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeAlias, cast
 
-from headrace import HeadraceError, HttpReply, InvalidArgument, OpenConnections, Pace, StrictRequests
+from headrace import HeadraceError, HttpReply, InvalidArgument, OpenConnections, StallTimer, StrictRequests
 from headrace_hypercorn.http2_frames import FrameReader, FrameTurns
 from headrace_hypercorn.sockets import has_left, reset, unsent_bytes
 
@@ -52,7 +52,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         self._connections, self._serve_by = connections, serve
         self._requests = StrictRequests(connections.limits, socket_limit)
         self._socket_transport: asyncio.Transport
-        self._calls: set[_PacedCall] = set()
+        self._calls: set[_TimedCall] = set()
         #: The tasks of hypercorn in which requests are answered.
         self.tasks: set[asyncio.Task[None]] = set()
         self._answered = 0
@@ -126,7 +126,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         if self._certificate is not None:
             own = {"headrace": {"certificate": self._certificate}}
             scope = {**scope, "extensions": {**(scope.get("extensions") or {}), **own}}
-        call = _PacedCall(self, self._connections.limits.pace(), scope, receive, send)
+        call = _TimedCall(self, self._connections.limits.stall_timer(), scope, receive, send)
         self._calls.add(call)
         if self._has_eof:  # it came with the request, or behind one before it
             self._writer.begin()
@@ -234,16 +234,18 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             self.close()
 
 
-class _PacedCall:
+class _TimedCall:
     """One request: counts what arrives and what is taken, and gives up who is too slow."""
 
-    def __init__(self, connection: HypercornConnection, pace: Pace, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, connection: HypercornConnection, stall_timer: StallTimer, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._connection, self._receive, self._send = connection, receive, send
         self._closes = False
         self.version = scope["http_version"]
         self._is_http_1 = self.version < "2"
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._pace = pace
+        self._stall_timer = stall_timer
         self._moved_bytes = 0
         self._is_socket = scope["type"] == "websocket"
         self._is_receiving = not self._is_socket
@@ -324,21 +326,21 @@ class _PacedCall:
             elif self._is_too_slow_to_take():
                 self._connection.give_up()
         elif self._is_receiving and not self._is_late:
-            too_slow = self._pace.is_too_slow(self._moved_bytes)
+            too_slow = self._stall_timer.is_too_slow(self._moved_bytes)
             if too_slow or self._connection.is_stopping:
                 self._is_late = True
                 self._task.cancel()
 
     def _is_too_slow_to_take(self) -> bool:
-        is_slow = self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes)
-        if self.is_streaming and self._pace.moved_bytes:
+        is_slow = self._stall_timer.is_too_slow(self._moved_bytes - self._connection.unsent_bytes)
+        if self.is_streaming and self._stall_timer.moved_bytes:
             self._sending_s = 0  # the answer is still being made, and its caller reads
         return is_slow or self._sending_s > self._connection.taking_s
 
     async def _pass_on(self, message: Any) -> None:
         if not self._is_sending:
             self._sending_s = 0
-            self._pace.begin(self._moved_bytes - self._connection.unsent_bytes)
+            self._stall_timer.begin(self._moved_bytes - self._connection.unsent_bytes)
         self._is_sending, self._is_receiving, self.is_waiting = True, False, True
         try:
             await self._send(message)

@@ -52,7 +52,7 @@ class Template(Interceptor):
         caller.principal = "key"
         return Log(caller)
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return "" if operation in OPEN else "callers with the key"
 
 

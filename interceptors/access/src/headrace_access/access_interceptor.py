@@ -56,10 +56,12 @@ class AccessControl(Interceptor):
     def enabled(self) -> bool:
         return self._watcher is not None
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str | None:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str | None:
         if self._watcher is None or transport in _INSIDE:
             return None
-        return "" if self._is_public(operation) else self._watcher.file.who_may(str(operation), operation.category)
+        return (
+            "" if self._is_public(operation) else self._watcher.file.allowed_callers(str(operation), operation.category)
+        )
 
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> Watch | Awaitable[Watch | None] | None:
         if caller.transport in _INSIDE or self._is_public(operation):

@@ -51,7 +51,7 @@ from headrace_access.issuers import Issuer, read_issuer
 _MAX_BYTES = 16 << 20
 _KEY = re.compile(r"hr_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
-#: `KeyFile.who_may` names at most this many principals.
+#: `KeyFile.allowed_callers` names at most this many principals.
 _MAX_NAMES = 20
 _MEMBERS = ("principals", "roles", "issuers", "certificates")
 
@@ -113,7 +113,7 @@ class KeyFile:
         subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
         return self.named(name, (value for attribute, value in subject if attribute == self.role_attribute))
 
-    def who_may(self, operation: str, category: str) -> str:
+    def allowed_callers(self, operation: str, category: str) -> str:
         """Return in words who may do the operation on any model: principals, and roles of tokens and certificates."""
         roles = self.roles if self.issuers or self.role_attribute else {}
         holders: dict[str, Mapping[str, Iterable[AccessRule]]] = {

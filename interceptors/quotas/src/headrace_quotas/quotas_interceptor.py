@@ -82,7 +82,7 @@ class Quotas(Interceptor):
     def enabled(self) -> bool:
         return self._has_limits or self._watcher is not None
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return ""
 
     async def _follow(self, book: QuotaBook) -> None:

@@ -31,5 +31,5 @@ class RouterHeaders(Interceptor):
     def admit(self, caller: Caller, operation: AnyOperation, model: str) -> None:
         return None
 
-    def who_may(self, operation: AnyOperation, transport: str) -> str:
+    def allowed_callers(self, operation: AnyOperation, transport: str) -> str:
         return ""

@@ -71,10 +71,10 @@ def test_operation_open_without_a_flag_is_named_and_the_server_does_not_start(
     assert all(text in record.message for text in texts), record.message
 
 
-def test_an_interceptor_without_who_may_closes_nothing(
+def test_an_interceptor_without_allowed_callers_closes_nothing(
     models: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RestrictedApis, "who_may", Interceptor.who_may)
+    monkeypatch.setattr(RestrictedApis, "allowed_callers", Interceptor.allowed_callers)
     with pytest.raises(ConfigError):
         enforce(*composed(models, PUBLIC, *TLS, *HEADERS))
     assert ": anybody whom 'restricted-apis' lets pass; give " in caplog.text

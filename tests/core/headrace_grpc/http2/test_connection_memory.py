@@ -137,7 +137,7 @@ def test_a_large_message_is_granted_when_there_is_room_in_order() -> None:
         memory.grant(third, 10)
         assert [each.credits for each in (first, second, third)] == [[1000], [], []]
         assert second.is_counted
-        memory.let_go(first)
+        memory.release(first)
         assert [each.credits for each in (first, second, third)] == [[1000], [50], [10]]
         assert not first.is_counted
         assert first.granted_bytes == 0
@@ -152,8 +152,8 @@ def test_a_stream_that_ends_while_it_waits_gets_nothing() -> None:
         memory.grant(first, 90)
         memory.grant(second, 50)
         memory.grant(third, 50)
-        memory.let_go(second)
-        memory.let_go(first)
+        memory.release(second)
+        memory.release(first)
         assert [each.credits for each in (first, second, third)] == [[90], [], [50]]
 
     run(scenario)
@@ -174,7 +174,7 @@ def test_buffered_bytes_are_counted_for_all_connections_together() -> None:
         assert connection.ledger.total_bytes == 35  # five more are in a transport that is full
         connection.memory.freed(0, 0)
         assert connection.ledger.total_bytes == 30
-        connection.memory.let_go(stream, 5)
+        connection.memory.release(stream, 5)
         assert (connection.memory.received_bytes, stream.is_counted) == (5, True)
         assert not connection.memory.end()
         assert connection.ledger.total_bytes == 0
@@ -231,7 +231,7 @@ def test_a_large_message_gets_credit_as_it_arrives() -> None:
             stream.arrive(memory, 128 << 10, 1)
             assert stream.receive_window <= MIB + 3 * stream.kept_bytes
         assert sum(stream.credits) == 16 * MIB
-        memory.let_go(stream)
+        memory.release(stream)
         assert connection.ledger.total_bytes == 0
 
     run(scenario)
@@ -264,8 +264,8 @@ def test_a_large_message_goes_on_when_there_is_memory() -> None:
         for each in (ended, stream):
             connection.memory.grant(each, 4 * MIB)
             each.arrive(connection.memory, 256 << 10, 4 * MIB)
-        connection.memory.let_go(ended)
-        connection.memory.let_go(other)
+        connection.memory.release(ended)
+        connection.memory.release(other)
         await asyncio.sleep(0)
         assert (ended.credits, stream.credits) == ([], [4 * MIB])
         assert connection.ledger.total_bytes == (256 << 10) + 4 * MIB
@@ -291,7 +291,7 @@ def test_a_message_that_can_not_wait_counts_whole_or_is_refused() -> None:
         memory.keep(first, 120 << 10)
         assert memory.may_end(first, 80 << 10)
         assert connection.ledger.total_bytes == (3 << 18) + (240 << 10)  # what arrives was counted before
-        memory.let_go(first)
+        memory.release(first)
         assert memory.may_end(second, 180 << 10)
 
     run(scenario)
