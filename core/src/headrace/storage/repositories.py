@@ -243,7 +243,7 @@ class Repositories:
         used = [name for name in names if self.find(name) is not None]
         if used:
             repository.close()
-            raise AlreadyExists(f"failed to register '{used[0]}', there is a used mapping for '{used[0]}'")
+            raise AlreadyExists(f"failed to register '{used[0]}', there is a conflicting mapping for '{used[0]}'")
         with self._lock:
             self._opened = [*self._opened, repository]
 
