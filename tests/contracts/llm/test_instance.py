@@ -277,3 +277,21 @@ def test_tokens_are_counted_on_the_page_of_metrics(server: Server) -> None:
         assert value("nv_llm_time_between_tokens_ms_count") == 2
 
     run(server, scenario)
+
+
+def test_an_instance_closes_while_its_thread_checks_the_streams(server: Server) -> None:
+    async def scenario() -> None:
+        (instance,) = Words.instances
+        checking = threading.Event()
+
+        def publish(running: int) -> None:
+            if not checking.is_set():
+                instance._has_streams.clear()
+                checking.set()
+                instance._has_streams.wait(10)  # until `close` sets it, after `_closed`
+
+        instance.metrics.publish = publish  # type: ignore[method-assign]
+        await responses(server, request("a"))
+        await asyncio.to_thread(checking.wait, 10)
+
+    run(server, scenario)

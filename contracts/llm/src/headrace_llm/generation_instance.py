@@ -131,7 +131,8 @@ class GenerationInstance(DeferredInstance, ABC):
             self.metrics.publish(len(self._streams))
             if not self._streams:
                 self._has_streams.clear()
-                if not self._streams:  # `_accept` adds a stream, and then sets the event
+                # `_accept` adds a stream and `close` sets `_closed`, and then sets the event.
+                if not (self._streams or self._closed.is_set()):
                     self._has_streams.wait()
         self.metrics.publish(0)
 
