@@ -110,7 +110,8 @@ class CollectionPolicy:
         gc.freeze()
         self._is_collecting = False
         release_memory()
-        threading.Thread(target=release_left_heaps, name="headrace-release", daemon=True).start()
+        # No daemon: it starts threads, and CPython 3.11 may crash if a thread begins while the interpreter exits.
+        threading.Thread(target=release_left_heaps, name="headrace-release").start()
         self._expect(self._other_bytes())
 
     def tick(self) -> None:

@@ -51,9 +51,10 @@ def threshold():
 """
 
 
-def run(code: str) -> None:
+def run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", STAGE + code], capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_collections_of_nothing_become_rarer_and_are_as_frequent_as_ever_once_they_find_something() -> None:
@@ -266,3 +267,17 @@ assert threshold() == MOST
 policy.start()
 assert threshold() == USUAL
 """)
+
+
+def test_the_interpreter_waits_for_the_release_of_heaps() -> None:
+    """The release starts threads. In CPython 3.11, one that begins while the interpreter exits may crash it."""
+    printed = run("""
+import threading
+from headrace_cli import garbage_collection
+def release():
+    threading.main_thread().join()  # the program has ended
+    print("released")
+garbage_collection.release_left_heaps = release
+policy.start()
+""")
+    assert printed == "released\n"
