@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -51,4 +53,15 @@ def test_a_plain_class_cannot_complete(tmp_path: Path, text: str) -> None:
 )
 def test_all_other_files_may(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.py").write_text(text)
+    assert may_complete(tmp_path / "model.py")
+
+
+def test_a_file_may_complete_if_the_parser_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 raises this if two threads parse and a garbage collection comes in between."""
+
+    def fails(text: bytes) -> NoReturn:
+        raise SystemError("AST constructor recursion depth mismatch (before=45, after=40)")
+
+    monkeypatch.setattr("headrace_python.class_source.ast", SimpleNamespace(parse=fails))
+    (tmp_path / "model.py").write_text(PLAIN)
     assert may_complete(tmp_path / "model.py")
