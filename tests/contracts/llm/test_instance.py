@@ -290,7 +290,7 @@ def test_an_instance_closes_while_its_thread_checks_the_streams(server: Server) 
                 checking.set()
                 instance._has_streams.wait(10)  # until `close` sets it, after `_closed`
 
-        instance.metrics.publish = publish  # type: ignore[method-assign]
+        instance.metrics.publish = publish  # type: ignore[assignment]
         await responses(server, request("a"))
         await asyncio.to_thread(checking.wait, 10)
 
