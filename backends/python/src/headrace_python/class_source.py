@@ -24,9 +24,8 @@ def may_complete(file: Path) -> bool:
         return True
     try:
         module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True
-    except SystemError:  # CPython 3.11, if another thread parses at the same time: python/cpython#106905
+    # SystemError: in CPython 3.11, if another thread parses at the same time (python/cpython#106905).
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return True
     classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
     return len(classes) != 1 or not _inherits_nothing(classes[0]) or sum(map(_may_bind, ast.walk(module))) != 1
